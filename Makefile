@@ -1,0 +1,39 @@
+# Every target sets up what it needs; a second run re-uses it.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.ready
+
+.PHONY: setup demo test check bench gen lock clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh
+
+demo: $(STAMP)
+	@$(BIN)/python -m services.cli.demo
+
+test: $(STAMP)
+	@$(BIN)/pytest
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/buf lint
+	@$(BIN)/buf format --diff --exit-code
+	@sh scripts/check-generated.sh
+
+bench: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks
+
+gen: $(STAMP)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python protos/generate.py
+
+lock: $(STAMP)
+	@$(BIN)/uv pip compile -q --universal --no-emit-index-url --no-header --python-version 3.11 \
+		--extra runner --extra dev pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf .venv

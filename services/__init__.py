@@ -1,0 +1,1 @@
+"""Shardring's services, one package each."""

@@ -1,0 +1,149 @@
+"""Calling another service: a channel with keepalive, retries, deadlines and named errors."""
+
+import ipaddress
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+import grpc
+from grpc.aio import UnaryStreamMultiCallable, UnaryUnaryMultiCallable
+
+from services.common import deadline, telemetry
+from services.common.addresses import HostPort
+from services.common.status import error_from_rpc
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+# Calls that may be sent again when the connection fails; all others are sent once.
+_IDEMPOTENT = {
+    "shardring.topology.v1.TopologyService": ["ReportNode", "ReportLinks", "GetTopology"],
+    "shardring.downloads.v1.DownloadsService": [
+        "StartDownload",
+        "GetDownload",
+        "ListDownloads",
+        "GetFractions",
+        "CancelDownload",
+        "GetModel",
+        "ListModels",
+    ],
+    "shardring.placement.v1.PlacementService": ["Place", "PreviewPlacements"],
+    "shardring.runner.v1.InstanceService": [
+        "StartInstance",
+        "GetInstance",
+        "ListInstances",
+        "StopInstance",
+    ],
+    "shardring.runner.v1.ShardService": ["StartShard", "StopShard"],
+}
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": service, "method": method}
+                    for service, methods in _IDEMPOTENT.items()
+                    for method in methods
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+
+class Remote:
+    """One callee: a lazily connected channel, with the callee's name for error messages.
+
+    `addresses` may name several addresses of the same process; the first that answers is used.
+    """
+
+    def __init__(self, service: str, addresses: Sequence[HostPort]) -> None:
+        self.service = service
+        self.address = str(addresses[0])
+        self.channel = grpc.aio.insecure_channel(
+            _target(addresses),
+            options=[
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 3_000),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.initial_reconnect_backoff_ms", 200),
+                ("grpc.min_reconnect_backoff_ms", 200),
+                ("grpc.max_reconnect_backoff_ms", 2_000),
+                ("grpc.service_config", _SERVICE_CONFIG),
+                # A channel of its own each: processes on one host must not share a broken one.
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+            interceptors=telemetry.client_interceptors(),
+        )
+
+    async def unary(
+        self,
+        method: UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        *,
+        timeout: float,
+        wait_for_ready: bool = False,
+    ) -> Response:
+        """Call and return the answer within `timeout` seconds and what is left of the caller's.
+
+        Raises the ShardringError that the callee meant, or SERVICE_UNAVAILABLE or
+        SERVICE_TIMEOUT naming it.
+        """
+        try:
+            return await method(
+                request, timeout=deadline.clip(timeout), wait_for_ready=wait_for_ready
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, service=self.service, address=self.address) from error
+
+    async def stream(
+        self,
+        method: UnaryStreamMultiCallable[Request, Response],
+        request: Request,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Response]:
+        """Call and yield the answers; errors as `unary`. Closing the iterator cancels the call.
+
+        `timeout` None: as long as the stream lives; keepalive ends it when the callee is gone.
+        """
+        call = method(request, timeout=timeout)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, service=self.service, address=self.address) from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """End the channel and any call on it."""
+        await self.channel.close()
+
+
+def _target(addresses: Sequence[HostPort]) -> str:
+    """Return a gRPC target; addresses of the first one's family are tried in order."""
+    families = [_family(address.host) for address in addresses]
+    if families[0] == "dns":
+        return f"dns:{addresses[0]}"
+    same = [str(a) for a, family in zip(addresses, families, strict=True) if family == families[0]]
+    # A scope's "%" has to be escaped in a target URI.
+    return f"{families[0]}:{','.join(same)}".replace("%", "%25")
+
+
+def _family(host: str) -> str:
+    try:
+        return f"ipv{ipaddress.ip_address(host).version}"
+    except ValueError:
+        return "dns"

@@ -1,0 +1,121 @@
+"""One function builds every gRPC server: interceptors, health, reflection, graceful stop."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common import telemetry
+from services.common.addresses import HostPort
+from services.common.channel import MAX_MESSAGE_BYTES
+from services.common.interceptors import ErrorInterceptor
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One gRPC service of a server: its full proto name, and how to add its servicer."""
+
+    full_name: str
+    add_to_server: Callable[[grpc.aio.Server], None]
+
+
+class ListenError(Exception):
+    """The asked address cannot be listened on; the message says why and what to do."""
+
+
+class Server:
+    """A started gRPC server. Health says NOT_SERVING until `set_serving(True)`."""
+
+    def __init__(
+        self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, port: int
+    ) -> None:
+        self._server = server
+        self._health = health_servicer
+        self.port = port
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say whether what this process needs is ready."""
+        state = health_pb2.HealthCheckResponse
+        await self._health.set("", state.SERVING if serving else state.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Refuse new calls, let running ones end for a few seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(STOP_GRACE_SECONDS)
+
+
+async def start_server(listen: HostPort, registrations: Sequence[Registration]) -> Server:
+    """Start serving on `listen` (port 0: any free one).
+
+    Raises ListenError when the address is taken or not this machine's.
+    """
+    server = grpc.aio.server(
+        interceptors=[*telemetry.server_interceptors(), ErrorInterceptor()],
+        options=[
+            # Two processes on one port would each get half the calls.
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 3_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ],
+    )
+    health_servicer = health.aio.HealthServicer()
+    await health_servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    for registration in registrations:
+        registration.add_to_server(server)
+    names = [registration.full_name for registration in registrations]
+    reflection.enable_server_reflection(
+        [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+    )
+    try:
+        port = server.add_insecure_port(str(listen))
+    except RuntimeError as error:
+        raise ListenError(
+            f"Cannot listen on {listen}: the port is taken, or the address is not this machine's. "
+            "Choose another with --listen."
+        ) from error
+    await server.start()
+    logger.info("Serving %s on %s", ", ".join(names), HostPort(listen.host, port))
+    return Server(server, health_servicer, port)
+
+
+def announce(service: str, address: HostPort) -> None:
+    """Say on standard output where a service listens; with port 0 this is how a caller learns it."""
+    print(f"shardring {service} listens on {address}", flush=True)
+
+
+async def until_stopped() -> None:
+    """Return when the process is asked to stop: SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    logger.info("Stopping")
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a service's main coroutine; print what cannot be helped, and exit with 1."""
+
+    async def guarded() -> None:
+        await main()
+
+    try:
+        asyncio.run(guarded())
+    except ListenError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,65 @@
+"""OpenTelemetry: one tracer provider a process, exported by OTLP when an endpoint is set."""
+
+import os
+from collections.abc import Sequence
+
+from grpc.aio import ClientInterceptor, ServerInterceptor
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.instrumentation.grpc import (
+    aio_client_interceptors,
+    aio_server_interceptor,
+    filters,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+# Calls that run all the time, or for as long as a process: as spans they would be noise.
+_QUIET_METHODS = (
+    "Check",
+    "Watch",
+    "ServerReflectionInfo",
+    "ReportNode",
+    "ReportLinks",
+    "Identify",
+    "WatchTopology",
+    "WatchDownloads",
+    "WatchInstance",
+    "WatchShard",
+    "AttachWorker",
+)
+_FILTER = filters.negate(filters.any_of(*(filters.method_name(name) for name in _QUIET_METHODS)))
+
+
+def start_telemetry(service_name: str, **attributes: str) -> TracerProvider:
+    """Set this process's tracer provider; call once, before servers and channels are built.
+
+    `attributes` describe the process, such as node_id. Exports by OTLP over gRPC when
+    OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set; the other OTEL_*
+    variables mean what the OpenTelemetry specification says.
+    """
+    resource = Resource.create(
+        {
+            "service.name": service_name,
+            "service.namespace": "shardring",
+            **{f"shardring.{key}": value for key, value in attributes.items()},
+        }
+    )
+    provider = TracerProvider(resource=resource)
+    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+    ):
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def server_interceptors() -> Sequence[ServerInterceptor]:
+    """Return the interceptors that give each handled call a span."""
+    return [aio_server_interceptor(filter_=_FILTER)]
+
+
+def client_interceptors() -> Sequence[ClientInterceptor]:
+    """Return the interceptors that give each outgoing call a span and carry its context."""
+    return list(aio_client_interceptors(filter_=_FILTER))
