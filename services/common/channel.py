@@ -2,7 +2,7 @@
 
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -66,14 +66,17 @@ class Remote:
     `addresses` may name several addresses of the same process; the first that answers is used.
     """
 
-    def __init__(self, service: str, addresses: Sequence[HostPort]) -> None:
+    def __init__(
+        self, service: str, addresses: Sequence[HostPort], *, keepalive_seconds: float = 10
+    ) -> None:
+        """`keepalive_seconds`: how long a silent connection counts as alive."""
         self.service = service
         self.address = str(addresses[0])
         self.channel = grpc.aio.insecure_channel(
             _target(addresses),
             options=[
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 3_000),
+                ("grpc.keepalive_time_ms", round(keepalive_seconds * 500)),
+                ("grpc.keepalive_timeout_ms", round(keepalive_seconds * 500)),
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -81,6 +84,8 @@ class Remote:
                 ("grpc.min_reconnect_backoff_ms", 200),
                 ("grpc.max_reconnect_backoff_ms", 2_000),
                 ("grpc.service_config", _SERVICE_CONFIG),
+                # Nodes are reached directly: through a proxy an address proves nothing.
+                ("grpc.enable_http_proxy", 0),
                 # A channel of its own each: processes on one host must not share a broken one.
                 ("grpc.use_local_subchannel_pool", 1),
             ],
@@ -113,7 +118,7 @@ class Remote:
         request: Request,
         *,
         timeout: float | None = None,
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncGenerator[Response, None]:
         """Call and yield the answers; errors as `unary`. Closing the iterator cancels the call.
 
         `timeout` None: as long as the stream lives; keepalive ends it when the callee is gone.

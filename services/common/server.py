@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from services.common import telemetry
 from services.common.addresses import HostPort
 from services.common.channel import MAX_MESSAGE_BYTES
+from services.common.errors import ShardringError
 from services.common.interceptors import ErrorInterceptor
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,11 @@ class Registration:
     add_to_server: Callable[[grpc.aio.Server], None]
 
 
-class ListenError(Exception):
+class StartError(Exception):
+    """The process cannot start as it was asked to; the message says why and what to do."""
+
+
+class ListenError(StartError):
     """The asked address cannot be listened on; the message says why and what to do."""
 
 
@@ -68,7 +73,8 @@ async def start_server(listen: HostPort, registrations: Sequence[Registration]) 
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.keepalive_time_ms", 10_000),
             ("grpc.keepalive_timeout_ms", 3_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
+            # Runners ping each other every second or two to notice a lost node in time.
+            ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
         ],
     )
@@ -94,7 +100,7 @@ async def start_server(listen: HostPort, registrations: Sequence[Registration]) 
 
 
 def announce(service: str, address: HostPort) -> None:
-    """Say on standard output where a service listens; with port 0 this is how a caller learns it."""
+    """Say on standard output where a service listens; with port 0 callers learn it from here."""
     print(f"shardring {service} listens on {address}", flush=True)
 
 
@@ -116,6 +122,6 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
     try:
         asyncio.run(guarded())
-    except ListenError as error:
+    except (StartError, ShardringError) as error:
         print(error, file=sys.stderr)
         sys.exit(1)

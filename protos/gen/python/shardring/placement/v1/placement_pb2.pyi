@@ -135,6 +135,7 @@ class PlacementScore(_message.Message):
     DOWNLOAD_SCORE_FIELD_NUMBER: _builtins.int
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     CANDIDATE_COUNT_FIELD_NUMBER: _builtins.int
+    PROVEN_OPTIMAL_FIELD_NUMBER: _builtins.int
     node_count: _builtins.int
     """Nodes in the ring; fewer is better."""
     has_leaf: _builtins.bool
@@ -144,7 +145,9 @@ class PlacementScore(_message.Message):
     memory_available_bytes: _builtins.int
     """Sum over the ring of available memory."""
     candidate_count: _builtins.int
-    """Rings of this size that passed every filter."""
+    """Rings of this size that were looked at to the end; all others were ruled out by a bound."""
+    proven_optimal: _builtins.bool
+    """False when the search ran out of steps: a better ring may exist."""
     def __init__(
         self,
         *,
@@ -153,10 +156,11 @@ class PlacementScore(_message.Message):
         download_score: _builtins.float = ...,
         memory_available_bytes: _builtins.int = ...,
         candidate_count: _builtins.int = ...,
+        proven_optimal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_count", b"candidate_count", "download_score", b"download_score", "has_leaf", b"has_leaf", "memory_available_bytes", b"memory_available_bytes", "node_count", b"node_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_count", b"candidate_count", "download_score", b"download_score", "has_leaf", b"has_leaf", "memory_available_bytes", b"memory_available_bytes", "node_count", b"node_count", "proven_optimal", b"proven_optimal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

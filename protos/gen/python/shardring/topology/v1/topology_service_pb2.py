@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from shardring.topology.v1 import topology_pb2 as shardring_dot_topology_dot_v1_dot_topology__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,shardring/topology/v1/topology_service.proto\x12\x15shardring.topology.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$shardring/topology/v1/topology.proto\">\n\x11ReportNodeRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.shardring.topology.v1.Node\"\x87\x01\n\x12ReportNodeResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08revision\x18\x03 \x01(\x03\"X\n\x12ReportLinksRequest\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12*\n\x05links\x18\x02 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\"\'\n\x13ReportLinksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"F\n\x12GetTopologyRequest\x12\x1c\n\x0fif_revision_not\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_if_revision_not\"m\n\x13GetTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x11\n\tunchanged\x18\x02 \x01(\x08\x12\x31\n\x08topology\x18\x03 \x01(\x0b\x32\x1f.shardring.topology.v1.Topology\"F\n\x14WatchTopologyRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_after_revision\"\xa0\x01\n\x15WatchTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x33\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1f.shardring.topology.v1.TopologyH\x00\x12\x37\n\x06\x63hange\x18\x03 \x01(\x0b\x32%.shardring.topology.v1.TopologyChangeH\x00\x42\x07\n\x05\x65vent\"\xac\x01\n\x0eTopologyChange\x12\x32\n\rupdated_nodes\x18\x01 \x03(\x0b\x32\x1b.shardring.topology.v1.Node\x12\x18\n\x10removed_node_ids\x18\x02 \x03(\t\x12 \n\x18relinked_source_node_ids\x18\x03 \x03(\t\x12*\n\x05links\x18\x04 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\"$\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"&\n\x12RemoveNodeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x32\x91\x04\n\x0fTopologyService\x12\x61\n\nReportNode\x12(.shardring.topology.v1.ReportNodeRequest\x1a).shardring.topology.v1.ReportNodeResponse\x12\x64\n\x0bReportLinks\x12).shardring.topology.v1.ReportLinksRequest\x1a*.shardring.topology.v1.ReportLinksResponse\x12\x64\n\x0bGetTopology\x12).shardring.topology.v1.GetTopologyRequest\x1a*.shardring.topology.v1.GetTopologyResponse\x12l\n\rWatchTopology\x12+.shardring.topology.v1.WatchTopologyRequest\x1a,.shardring.topology.v1.WatchTopologyResponse0\x01\x12\x61\n\nRemoveNode\x12(.shardring.topology.v1.RemoveNodeRequest\x1a).shardring.topology.v1.RemoveNodeResponseBl\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,shardring/topology/v1/topology_service.proto\x12\x15shardring.topology.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$shardring/topology/v1/topology.proto\">\n\x11ReportNodeRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.shardring.topology.v1.Node\"\x87\x01\n\x12ReportNodeResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08revision\x18\x03 \x01(\x03\"\x8f\x01\n\x12ReportLinksRequest\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12*\n\x05links\x18\x02 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x35\n\x11source_start_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\'\n\x13ReportLinksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"F\n\x12GetTopologyRequest\x12\x1c\n\x0fif_revision_not\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_if_revision_not\"m\n\x13GetTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x11\n\tunchanged\x18\x02 \x01(\x08\x12\x31\n\x08topology\x18\x03 \x01(\x0b\x32\x1f.shardring.topology.v1.Topology\"F\n\x14WatchTopologyRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_after_revision\"\xa0\x01\n\x15WatchTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x33\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1f.shardring.topology.v1.TopologyH\x00\x12\x37\n\x06\x63hange\x18\x03 \x01(\x0b\x32%.shardring.topology.v1.TopologyChangeH\x00\x42\x07\n\x05\x65vent\"\xbf\x01\n\x0eTopologyChange\x12\x32\n\rupdated_nodes\x18\x01 \x03(\x0b\x32\x1b.shardring.topology.v1.Node\x12\x18\n\x10removed_node_ids\x18\x02 \x03(\t\x12 \n\x18relinked_source_node_ids\x18\x03 \x03(\t\x12*\n\x05links\x18\x04 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x11\n\tgathering\x18\x05 \x01(\x08\"$\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"&\n\x12RemoveNodeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x32\x91\x04\n\x0fTopologyService\x12\x61\n\nReportNode\x12(.shardring.topology.v1.ReportNodeRequest\x1a).shardring.topology.v1.ReportNodeResponse\x12\x64\n\x0bReportLinks\x12).shardring.topology.v1.ReportLinksRequest\x1a*.shardring.topology.v1.ReportLinksResponse\x12\x64\n\x0bGetTopology\x12).shardring.topology.v1.GetTopologyRequest\x1a*.shardring.topology.v1.GetTopologyResponse\x12l\n\rWatchTopology\x12+.shardring.topology.v1.WatchTopologyRequest\x1a,.shardring.topology.v1.WatchTopologyResponse0\x01\x12\x61\n\nRemoveNode\x12(.shardring.topology.v1.RemoveNodeRequest\x1a).shardring.topology.v1.RemoveNodeResponseBl\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +35,28 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardring.topology.v1.topol
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\031dev.shardring.topology.v1P\001Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\252\002\025Shardring.Topology.V1'
-  _globals['_REPORTNODEREQUEST']._serialized_start=141
-  _globals['_REPORTNODEREQUEST']._serialized_end=203
-  _globals['_REPORTNODERESPONSE']._serialized_start=206
-  _globals['_REPORTNODERESPONSE']._serialized_end=341
-  _globals['_REPORTLINKSREQUEST']._serialized_start=343
-  _globals['_REPORTLINKSREQUEST']._serialized_end=431
-  _globals['_REPORTLINKSRESPONSE']._serialized_start=433
-  _globals['_REPORTLINKSRESPONSE']._serialized_end=472
-  _globals['_GETTOPOLOGYREQUEST']._serialized_start=474
-  _globals['_GETTOPOLOGYREQUEST']._serialized_end=544
-  _globals['_GETTOPOLOGYRESPONSE']._serialized_start=546
-  _globals['_GETTOPOLOGYRESPONSE']._serialized_end=655
-  _globals['_WATCHTOPOLOGYREQUEST']._serialized_start=657
-  _globals['_WATCHTOPOLOGYREQUEST']._serialized_end=727
-  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_start=730
-  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_end=890
-  _globals['_TOPOLOGYCHANGE']._serialized_start=893
-  _globals['_TOPOLOGYCHANGE']._serialized_end=1065
-  _globals['_REMOVENODEREQUEST']._serialized_start=1067
-  _globals['_REMOVENODEREQUEST']._serialized_end=1103
-  _globals['_REMOVENODERESPONSE']._serialized_start=1105
-  _globals['_REMOVENODERESPONSE']._serialized_end=1143
-  _globals['_TOPOLOGYSERVICE']._serialized_start=1146
-  _globals['_TOPOLOGYSERVICE']._serialized_end=1675
+  _globals['_REPORTNODEREQUEST']._serialized_start=174
+  _globals['_REPORTNODEREQUEST']._serialized_end=236
+  _globals['_REPORTNODERESPONSE']._serialized_start=239
+  _globals['_REPORTNODERESPONSE']._serialized_end=374
+  _globals['_REPORTLINKSREQUEST']._serialized_start=377
+  _globals['_REPORTLINKSREQUEST']._serialized_end=520
+  _globals['_REPORTLINKSRESPONSE']._serialized_start=522
+  _globals['_REPORTLINKSRESPONSE']._serialized_end=561
+  _globals['_GETTOPOLOGYREQUEST']._serialized_start=563
+  _globals['_GETTOPOLOGYREQUEST']._serialized_end=633
+  _globals['_GETTOPOLOGYRESPONSE']._serialized_start=635
+  _globals['_GETTOPOLOGYRESPONSE']._serialized_end=744
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_start=746
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_end=816
+  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_start=819
+  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_end=979
+  _globals['_TOPOLOGYCHANGE']._serialized_start=982
+  _globals['_TOPOLOGYCHANGE']._serialized_end=1173
+  _globals['_REMOVENODEREQUEST']._serialized_start=1175
+  _globals['_REMOVENODEREQUEST']._serialized_end=1211
+  _globals['_REMOVENODERESPONSE']._serialized_start=1213
+  _globals['_REMOVENODERESPONSE']._serialized_end=1251
+  _globals['_TOPOLOGYSERVICE']._serialized_start=1254
+  _globals['_TOPOLOGYSERVICE']._serialized_end=1783
 # @@protoc_insertion_point(module_scope)

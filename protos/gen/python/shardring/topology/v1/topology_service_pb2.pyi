@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from shardring.topology.v1 import topology_pb2 as _topology_pb2
 import builtins as _builtins
@@ -86,21 +87,29 @@ class ReportLinksRequest(_message.Message):
 
     SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    SOURCE_START_TIME_FIELD_NUMBER: _builtins.int
     source_node_id: _builtins.str
     """Who observed. Every link's source."""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.Link]:
-        """All links the source has verified and not lost since."""
+        """All links the source has verified and not lost since. Those whose sink is not (yet) a live
+        node are kept, and served once it is.
+        """
+
+    @_builtins.property
+    def source_start_time(self) -> _timestamp_pb2.Timestamp:
+        """The `start_time` of the run that observed them. Absent: not checked."""
 
     def __init__(
         self,
         *,
         source_node_id: _builtins.str = ...,
         links: _abc.Iterable[_topology_pb2.Link] | None = ...,
+        source_start_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source_start_time", b"source_start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "source_node_id", b"source_node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "source_node_id", b"source_node_id", "source_start_time", b"source_start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -162,7 +171,9 @@ class GetTopologyResponse(_message.Message):
     UNCHANGED_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """The current revision. Grows by one with each change, and over restarts of the service."""
+    """The current revision. Grows by one with each change, and over restarts of the service.
+    Available memory and round trips that drift a little are served anew without a new revision.
+    """
     unchanged: _builtins.bool
     """True if `if_revision_not` is the current revision; `topology` is then absent."""
     @_builtins.property
@@ -254,6 +265,9 @@ class TopologyChange(_message.Message):
     REMOVED_NODE_IDS_FIELD_NUMBER: _builtins.int
     RELINKED_SOURCE_NODE_IDS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    GATHERING_FIELD_NUMBER: _builtins.int
+    gathering: _builtins.bool
+    """As in Topology, after this change. Its end is a change of its own."""
     @_builtins.property
     def updated_nodes(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.Node]:
         """Nodes that are new or differ."""
@@ -277,10 +291,11 @@ class TopologyChange(_message.Message):
         removed_node_ids: _abc.Iterable[_builtins.str] | None = ...,
         relinked_source_node_ids: _abc.Iterable[_builtins.str] | None = ...,
         links: _abc.Iterable[_topology_pb2.Link] | None = ...,
+        gathering: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "relinked_source_node_ids", b"relinked_source_node_ids", "removed_node_ids", b"removed_node_ids", "updated_nodes", b"updated_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "links", b"links", "relinked_source_node_ids", b"relinked_source_node_ids", "removed_node_ids", b"removed_node_ids", "updated_nodes", b"updated_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -78,7 +78,8 @@ class TopologyServiceServicer:
 
     def ReportLinks(self, request, context):
         """Replaces all links that one source observed. Idempotent.
-        Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease.
+        Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
+        another run of the source holds it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

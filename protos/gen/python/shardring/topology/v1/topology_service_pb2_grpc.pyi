@@ -41,7 +41,8 @@ class TopologyServiceStub:
     """
     ReportLinks: _grpc.UnaryUnaryMultiCallable[_topology_service_pb2.ReportLinksRequest, _topology_service_pb2.ReportLinksResponse]
     """Replaces all links that one source observed. Idempotent.
-    Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease.
+    Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
+    another run of the source holds it.
     """
     GetTopology: _grpc.UnaryUnaryMultiCallable[_topology_service_pb2.GetTopologyRequest, _topology_service_pb2.GetTopologyResponse]
     """Returns everything known, or "unchanged" when the caller has the current revision."""
@@ -67,7 +68,8 @@ class TopologyServiceAsyncStub(TopologyServiceStub):
     """
     ReportLinks: _aio.UnaryUnaryMultiCallable[_topology_service_pb2.ReportLinksRequest, _topology_service_pb2.ReportLinksResponse]  # type: ignore[assignment]
     """Replaces all links that one source observed. Idempotent.
-    Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease.
+    Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
+    another run of the source holds it.
     """
     GetTopology: _aio.UnaryUnaryMultiCallable[_topology_service_pb2.GetTopologyRequest, _topology_service_pb2.GetTopologyResponse]  # type: ignore[assignment]
     """Returns everything known, or "unchanged" when the caller has the current revision."""
@@ -102,7 +104,8 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_topology_service_pb2.ReportLinksResponse, _abc.Awaitable[_topology_service_pb2.ReportLinksResponse]]:
         """Replaces all links that one source observed. Idempotent.
-        Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease.
+        Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
+        another run of the source holds it.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,1 @@
+"""The runner's I/O: its child processes, other runners, the downloads service."""

@@ -1,0 +1,99 @@
+"""A shard's child process, seen from its parent."""
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+
+from services.runner.child_protocol import Command, Event, Stop, decode, encode
+
+logger = logging.getLogger(__name__)
+
+_LINE_LIMIT_BYTES = 64 * 2**20
+_KEPT_LOG_LINES = 50
+
+
+class ChildProcess:
+    """A running `services.runner.child`. Ends with its parent, whatever happens to either."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader, self._writer = reader, writer
+        self._log: collections.deque[str] = collections.deque(maxlen=_KEPT_LOG_LINES)
+        self._logging = asyncio.create_task(self._read_log())
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def last_words(self) -> str:
+        """The last line it wrote to standard error; empty when it wrote none."""
+        return self._log[-1] if self._log else ""
+
+    def send(self, command: Command) -> None:
+        """Send a command; quiet when the child is gone, which `events` tells."""
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(encode(command))
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield what the child says, until it is gone."""
+        while line := await self._reader.readline():
+            yield decode(line)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ask it to end, kill it when it does not in time, and wait until it is gone."""
+        self.send(Stop())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_seconds)
+        await self.kill()
+
+    async def kill(self) -> int:
+        """Kill it unless it is gone, wait until it is, and return its exit status."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        status = await self._process.wait()
+        self._writer.close()
+        await self._logging
+        return status
+
+    async def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            self._log.append(text)
+            logger.debug("shard %d: %s", self.pid, text)
+
+
+async def start_child(
+    instance_id: str, rank: int, node_id: str, trace_context: dict[str, str]
+) -> ChildProcess:
+    """Start a child for one shard. `trace_context` holds W3C trace headers."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.runner.child"),
+            *("--control-fd", str(theirs.fileno()), "--instance", instance_id),
+            *("--rank", str(rank), "--node", node_id),
+            pass_fds=[theirs.fileno()],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LINE_LIMIT_BYTES,
+            # Ctrl-C in a terminal is for the node, which then ends its children in order.
+            start_new_session=True,
+            env=os.environ | {key.upper(): value for key, value in trace_context.items()},
+        )
+    reader, writer = await asyncio.open_connection(sock=ours, limit=_LINE_LIMIT_BYTES)
+    return ChildProcess(process, reader, writer)

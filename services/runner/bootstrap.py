@@ -1,0 +1,29 @@
+"""Wires a node's runner."""
+
+from shardring.runner.v1 import instance_service_pb2_grpc, shard_service_pb2_grpc
+
+from services.common.channel import Remote
+from services.common.server import Registration
+from services.runner.adapters.files import Files
+from services.runner.app import Runner
+from services.runner.rpc.instance_service import InstanceServicer
+from services.runner.rpc.shard_service import ShardServicer
+
+
+def build_runner(node_id: str, downloads: Remote) -> tuple[Runner, list[Registration]]:
+    """Return a node's runner and its gRPC services. Close the runner before the server."""
+    runner = Runner(node_id, Files(node_id, downloads))
+    return runner, [
+        Registration(
+            "shardring.runner.v1.InstanceService",
+            lambda server: instance_service_pb2_grpc.add_InstanceServiceServicer_to_server(
+                InstanceServicer(runner), server
+            ),
+        ),
+        Registration(
+            "shardring.runner.v1.ShardService",
+            lambda server: shard_service_pb2_grpc.add_ShardServiceServicer_to_server(
+                ShardServicer(runner), server
+            ),
+        ),
+    ]

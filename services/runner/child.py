@@ -1,0 +1,175 @@
+"""A shard's child process: the only process of Shardring that runs MLX.
+
+Started by `services.runner.supervisor`, spoken to over a socket (`child_protocol`). The main thread
+does the work and blocks while there is none; a second thread listens, so that inputs are prepared
+and requests cancelled while the main thread computes, and so that this process ends at once when
+its parent is gone.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract
+from opentelemetry.trace import Span
+
+from services.common.errors import Reason, ShardringError
+from services.common.logs import start_logging
+from services.common.telemetry import start_telemetry
+from services.runner.child_protocol import (
+    Cancel,
+    Command,
+    Connect,
+    Connected,
+    Event,
+    Failed,
+    Load,
+    Loaded,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Run,
+    Stop,
+    WarmUp,
+    decode,
+    encode,
+)
+from services.runner.engine.shard import LoadError, ShardEngine
+
+logger = logging.getLogger(__name__)
+tracer = trace.get_tracer(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """Carries out commands in order; Prepare and Cancel are taken out of turn."""
+
+    def __init__(self, control: socket.socket, trace_context: Context) -> None:
+        self._control = control
+        self._start_context = trace_context
+        self._commands: queue.Queue[Command] = queue.Queue()
+        self._sending = threading.Lock()
+        self._engine = ShardEngine(self._send)
+
+    def run(self) -> None:
+        """Work until told to stop, or until something fails, which is reported."""
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+        while not isinstance(command := self._commands.get(), Stop):
+            try:
+                self._do(command)
+            except LoadError as error:
+                self._send(Failed(error.reason, str(error)))
+                return
+            except Exception as error:
+                logger.exception("%s failed", type(command).__name__)
+                text = f"{type(command).__name__}: {error}" if str(error) else repr(error)
+                self._send(Failed(Reason.SHARD_FAILED, text))
+                return
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Connect():
+                with self._span("ring init"):
+                    self._engine.connect(command.rank, command.hosts)
+                self._send(Connected())
+            case Load():
+                with self._span("load"):
+                    memory = self._engine.load(Path(command.path), command.start, command.end)
+                self._send(Loaded(memory))
+            case WarmUp():
+                with self._span("warm-up"):
+                    memory = self._engine.warm_up()
+                self._send(Ready(memory, self._engine.has_chat_template))
+            case Run():
+                token = context.attach(extract(command.trace))
+                try:
+                    self._engine.run(command)
+                finally:
+                    context.detach(token)
+
+    def _span(self, name: str) -> AbstractContextManager[Span]:
+        return tracer.start_as_current_span(name, context=self._start_context)
+
+    def _listen(self) -> None:
+        # The parent holds the other end for as long as it lives; whatever the main thread is in,
+        # even a collective that never returns, must not outlive it.
+        with self._control.makefile("rb") as lines:
+            for line in lines:
+                match decode(line):
+                    case Cancel(request_id=request_id):
+                        self._engine.cancel(request_id)
+                    case Prepare() as command:
+                        self._prepare(command)
+                    case command:
+                        if isinstance(command, Run):
+                            self._engine.expect(command.request_id)
+                        self._commands.put(command)
+        os._exit(0)
+
+    def _prepare(self, command: Prepare) -> None:
+        event: Event
+        try:
+            event = Prepared(command.request_id, self._engine.prepare(command.input))
+        except ShardringError as error:
+            event = Refused(command.request_id, error.reason, error.message, error.metadata)
+        except Exception:
+            # One poisoned input must not take the instance with it.
+            logger.exception("Preparing an input failed")
+            event = Refused(
+                command.request_id, Reason.INTERNAL, "The input broke the tokenizer.", {}
+            )
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
+        with self._sending:
+            self._control.sendall(encode(event))
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this process with its parent, even while it is stopped by a signal.
+
+    Elsewhere, and should the parent be gone already, the closed control socket ends it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Run a child; started as `python -m services.runner.child`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--instance", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--node", required=True)
+    arguments = parser.parse_args()
+    _die_with_parent()
+    start_logging("info")
+    provider = start_telemetry(
+        "shardring-shard",
+        instance_id=arguments.instance,
+        rank=str(arguments.rank),
+        node_id=arguments.node,
+    )
+    control = socket.socket(fileno=arguments.control_fd)
+    carrier = {key.lower(): os.environ.get(key, "") for key in ("TRACEPARENT", "TRACESTATE")}
+    Child(control, extract(carrier)).run()
+    provider.shutdown()
+    # MLX's ring threads may be waiting for a peer that is gone; there is nothing left to lose.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

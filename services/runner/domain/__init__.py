@@ -1,0 +1,1 @@
+"""What the runner decides, as plain data and pure functions."""

@@ -1,0 +1,98 @@
+"""One rank's place in the MLX ring: what it sends to the right and receives from the left.
+
+Every step travels rank 0 -> 1 -> ... -> n-1 as a header and a hidden state; the last rank sends
+the sampled token on to rank 0, which is its right neighbour. A rank that waits in `recv` keeps a
+core busy, so ranks enter the ring only while a request runs.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import mlx.core as mx
+
+
+class Op(IntEnum):
+    """What the receiver of a hidden state is to do with it."""
+
+    PREFILL = 1  # fill the caches
+    SAMPLE = 2  # fill the caches and choose the next token
+    END = 3  # the request is over; carries no hidden state
+
+
+@dataclass(frozen=True)
+class Step:
+    """One hop: what to do, and the hidden state [1, n, width] to do it with."""
+
+    op: Op
+    hidden: mx.array | None = None
+
+
+_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+class Ring:
+    """A joined ring. Not for a ring of one."""
+
+    def __init__(self, rank: int, hosts: tuple[str, ...]) -> None:
+        """Join as `rank` with this rank's own host list; blocks until all neighbours are there.
+
+        Raises RuntimeError when a neighbour cannot be reached or the ring is not of the size.
+        """
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump([[host] for host in hosts], file)
+            file.flush()
+            os.environ |= {"MLX_HOSTFILE": file.name, "MLX_RANK": str(rank)}
+            self._group = mx.distributed.init(backend="ring", strict=True)
+        self.rank, self.size = self._group.rank(), self._group.size()
+        if (self.rank, self.size) != (rank, len(hosts)):
+            raise RuntimeError(
+                f"joined as rank {self.rank} of {self.size} instead of {rank} of {len(hosts)}"
+            )
+        self.right = (rank + 1) % self.size
+        self.left = (rank - 1) % self.size
+
+    @property
+    def is_last(self) -> bool:
+        """True for the rank that samples."""
+        return self.rank == self.size - 1
+
+    def send(self, step: Step) -> None:
+        """Evaluate the step's hidden state and send it to the right neighbour."""
+        hidden = step.hidden
+        if hidden is None:
+            header = [step.op, 0, 0, 0]
+        else:
+            header = [step.op, *hidden.shape[1:], _DTYPES.index(hidden.dtype)]
+        sent = mx.distributed.send(mx.array(header, mx.int32), self.right, group=self._group)
+        if hidden is not None:
+            # Sends are evaluated in any order unless one depends on the other.
+            hidden = mx.depends(hidden, sent)
+            sent = mx.distributed.send(hidden, self.right, group=self._group)
+        mx.eval(sent)
+
+    def receive(self) -> Step:
+        """Wait for the left neighbour's next step."""
+        group = self._group
+        header = mx.distributed.recv((4,), mx.int32, self.left, group=group)
+        numbers: Any = header.tolist()
+        op, length, width, dtype = numbers
+        if op == Op.END:
+            return Step(Op.END)
+        shape = (1, length, width)
+        hidden = mx.distributed.recv(shape, _DTYPES[dtype], self.left, group=group)
+        mx.eval(hidden)
+        return Step(Op(op), hidden)
+
+    def send_token(self, token: mx.array) -> None:
+        """On the last rank: send the sampled token, int32 [1], to rank 0."""
+        mx.eval(mx.distributed.send(token.astype(mx.int32), self.right, group=self._group))
+
+    def receive_token(self) -> mx.array:
+        """On rank 0: wait for the token, int32 [1]."""
+        token = mx.distributed.recv((1,), mx.int32, self.left, group=self._group)
+        mx.eval(token)
+        return token

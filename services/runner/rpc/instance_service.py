@@ -1,0 +1,77 @@
+"""InstanceService: convert, call, convert."""
+
+from collections.abc import AsyncIterator
+
+from shardring.runner.v1 import instance_service_pb2 as pb
+from shardring.runner.v1 import instance_service_pb2_grpc
+
+from services.common.paging import page
+from services.runner.app import Runner, random_seed
+from services.runner.requests import Part
+from services.runner.rpc.convert import (
+    completion_to_proto,
+    input_from_proto,
+    instance_to_proto,
+    ring_from_proto,
+    sampling_from_proto,
+)
+
+
+class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):
+    """Serves a Runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    async def StartInstance(
+        self, request: pb.StartInstanceRequest, context: object
+    ) -> pb.StartInstanceResponse:
+        """Start every shard."""
+        ring = ring_from_proto(request.placement)
+        view = await self._runner.start_instance(request.instance_id, ring)
+        return pb.StartInstanceResponse(instance=instance_to_proto(view))
+
+    async def GetInstance(
+        self, request: pb.GetInstanceRequest, context: object
+    ) -> pb.GetInstanceResponse:
+        """Return one instance."""
+        view = self._runner.get(request.instance_id)
+        return pb.GetInstanceResponse(instance=instance_to_proto(view))
+
+    async def ListInstances(
+        self, request: pb.ListInstancesRequest, context: object
+    ) -> pb.ListInstancesResponse:
+        """List instances."""
+        views, token = page(self._runner.list(), request.page_size, request.page_token)
+        instances = [instance_to_proto(view) for view in views]
+        return pb.ListInstancesResponse(instances=instances, next_page_token=token)
+
+    async def WatchInstance(
+        self, request: pb.WatchInstanceRequest, context: object
+    ) -> AsyncIterator[pb.WatchInstanceResponse]:
+        """Send an instance at each change."""
+        async for view in self._runner.watch(request.instance_id):
+            yield pb.WatchInstanceResponse(instance=instance_to_proto(view))
+
+    async def StopInstance(
+        self, request: pb.StopInstanceRequest, context: object
+    ) -> pb.StopInstanceResponse:
+        """Stop every shard."""
+        view = await self._runner.stop_instance(request.instance_id)
+        return pb.StopInstanceResponse(instance=instance_to_proto(view))
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: object
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Stream one generation."""
+        parts = self._runner.generate(
+            request.instance_id,
+            input_from_proto(request.input),
+            sampling_from_proto(request.sampling, random_seed()),
+            request.max_token_count,
+        )
+        async for part in parts:
+            if isinstance(part, Part):
+                yield pb.GenerateResponse(text=part.text, token_ids=part.token_ids)
+            else:
+                yield pb.GenerateResponse(text=part.text, completion=completion_to_proto(part))

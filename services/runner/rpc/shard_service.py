@@ -1,0 +1,73 @@
+"""ShardService: convert, call, convert."""
+
+from collections.abc import AsyncIterator
+
+from opentelemetry.propagate import inject
+from shardring.runner.v1 import runner_pb2, shard_service_pb2_grpc
+from shardring.runner.v1 import shard_service_pb2 as pb
+
+from services.common.errors import Reason, ShardringError
+from services.runner.app import Runner
+from services.runner.child_protocol import Run
+from services.runner.rpc.convert import ring_from_proto, sampling_from_proto, shard_to_proto
+from services.runner.views import InstanceView
+
+
+class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
+    """Serves a Runner to the other ranks' runners."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    async def StartShard(
+        self, request: pb.StartShardRequest, context: object
+    ) -> pb.StartShardResponse:
+        """Accept a shard."""
+        ring = ring_from_proto(request.placement)
+        await self._runner.start_shard(request.instance_id, ring, request.rank)
+        return pb.StartShardResponse(shard=_own_shard(self._runner.get(request.instance_id)))
+
+    async def WatchShard(
+        self, request: pb.WatchShardRequest, context: object
+    ) -> AsyncIterator[pb.WatchShardResponse]:
+        """Send the shard at each change, until it ended."""
+        last = None
+        async for view in self._runner.watch(request.instance_id):
+            mine = view.shards[view.rank]
+            if mine != last:
+                yield pb.WatchShardResponse(shard=_own_shard(view))
+            if mine.state.ended:
+                return
+            last = mine
+
+    async def StopShard(
+        self, request: pb.StopShardRequest, context: object
+    ) -> pb.StopShardResponse:
+        """Stop the shard."""
+        try:
+            await self._runner.stop(request.instance_id)
+        except ShardringError as error:
+            if error.reason is not Reason.INSTANCE_NOT_FOUND:
+                raise
+        return pb.StopShardResponse()
+
+    async def SubmitRequest(
+        self, request: pb.SubmitRequestRequest, context: object
+    ) -> pb.SubmitRequestResponse:
+        """Hand the rank a request."""
+        trace_context: dict[str, str] = {}
+        inject(trace_context)
+        run = Run(
+            request.request_id,
+            tuple(request.prompt_token_ids),
+            sampling_from_proto(request.sampling, 0),
+            0,
+            trace_context,
+        )
+        self._runner.submit(request.instance_id, run)
+        return pb.SubmitRequestResponse()
+
+
+def _own_shard(view: InstanceView) -> runner_pb2.Shard:
+    rank = view.rank
+    return shard_to_proto(view.instance_id, view.ring.ranks[rank], view.shards[rank])
