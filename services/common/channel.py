@@ -81,7 +81,7 @@ class Remote:
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.initial_reconnect_backoff_ms", 200),
-                ("grpc.min_reconnect_backoff_ms", 200),
+                ("grpc.min_reconnect_backoff_ms", 3_000),
                 ("grpc.max_reconnect_backoff_ms", 2_000),
                 ("grpc.service_config", _SERVICE_CONFIG),
                 # Nodes are reached directly: through a proxy an address proves nothing.

@@ -6,7 +6,8 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from opentelemetry.propagate import inject
@@ -30,6 +31,7 @@ from services.runner.views import InstanceView
 logger = logging.getLogger(__name__)
 
 _INSTANCE_ID = re.compile(r"[a-z0-9-]{1,64}")
+_END_SECONDS = 5.0
 _ENDED_KEPT_SECONDS = 3600.0
 _ENDED_KEPT_COUNT = 100
 
@@ -38,6 +40,7 @@ _ENDED_KEPT_COUNT = 100
 class _Instance:
     """One instance this node has a shard of."""
 
+    run_id: str
     shard: ShardSupervisor
     siblings: dict[int, RemoteSibling]
     requests: Requests
@@ -48,17 +51,11 @@ class _Instance:
 
 
 class Runner:
-    """The instances of one node. `connect` reaches another rank's runner."""
+    """The instances of one node."""
 
-    def __init__(
-        self,
-        node_id: str,
-        files: FileSource,
-        connect: Callable[[str, Rank], RemoteSibling] = RemoteSibling,
-    ) -> None:
+    def __init__(self, node_id: str, files: FileSource) -> None:
         self.node_id = node_id
         self._files = files
-        self._connect = connect
         self._instances: dict[str, _Instance] = {}
 
     async def start_instance(self, instance_id: str, ring: Ring) -> InstanceView:
@@ -69,7 +66,10 @@ class Runner:
         check_ring(ring)
         if ring.head.node_id != self.node_id:
             raise _not_head(instance_id, ring)
-        await self.start_shard(instance_id, ring, 0)
+        held = self._instances.get(instance_id)
+        running = held is not None and not held.shard.mine.state.ended
+        run_id = held.run_id if held is not None and running else uuid.uuid4().hex
+        await self.start_shard(instance_id, ring, 0, run_id)
         siblings = self._instances[instance_id].siblings.values()
         results = await asyncio.gather(
             *(sibling.start(ring) for sibling in siblings), return_exceptions=True
@@ -81,8 +81,10 @@ class Runner:
             raise refusals[0]
         return self.get(instance_id)
 
-    async def start_shard(self, instance_id: str, ring: Ring, rank: int) -> None:
+    async def start_shard(self, instance_id: str, ring: Ring, rank: int, run_id: str) -> None:
         """Accept one rank of a ring. The same again while it lives changes nothing.
+
+        `run_id` names this start of the instance among earlier ones.
 
         Raises ShardringError as StartShard documents.
         """
@@ -99,12 +101,15 @@ class Runner:
                 metadata={"expected_node_id": assigned.node_id, "node_id": self.node_id},
             )
         held = self._instances.get(instance_id)
+        if held is not None and held.run_id != run_id and held.shard.ending:
+            async with asyncio.timeout(_END_SECONDS):
+                await held.shard.ended()
         if held is not None and not held.shard.mine.state.ended:
-            if (held.shard.ring, held.shard.rank.rank) == (ring, rank):
+            if (held.run_id, held.shard.ring, held.shard.rank.rank) == (run_id, ring, rank):
                 return
             raise ShardringError(
                 Reason.INSTANCE_EXISTS,
-                f"Instance {instance_id} runs another placement; stop it or take another id.",
+                f"Instance {instance_id} runs already, otherwise; stop it or take another id.",
                 metadata={"instance_id": instance_id},
             )
         self._check_port(assigned)
@@ -113,7 +118,9 @@ class Runner:
         await self._forget_old()
         trace_context: dict[str, str] = {}
         inject(trace_context)
-        siblings = {other.rank: self._connect(instance_id, other) for other in ring.others(rank)}
+        siblings = {
+            other.rank: RemoteSibling(instance_id, run_id, other) for other in ring.others(rank)
+        }
         shard = ShardSupervisor(
             instance_id, ring, assigned, self._files, {**siblings}, trace_context
         )
@@ -121,7 +128,7 @@ class Runner:
         async def submit(run: Run) -> None:
             await asyncio.gather(*(sibling.submit(run) for sibling in siblings.values()))
 
-        self._instances[instance_id] = _Instance(shard, siblings, Requests(shard, submit))
+        self._instances[instance_id] = _Instance(run_id, shard, siblings, Requests(shard, submit))
 
     def submit(self, instance_id: str, run: Run) -> None:
         """Hand a request to this node's rank, which is not the head."""
@@ -136,10 +143,14 @@ class Runner:
         views = [_view(instance) for instance in self._instances.values()]
         return sorted(views, key=lambda view: (-view.create_time, view.instance_id))
 
-    async def watch(self, instance_id: str) -> AsyncIterator[InstanceView]:
-        """Yield an instance as it is and at each change, until this node's shard has ended and
-        nothing more can become known."""
+    async def watch(self, instance_id: str, run_id: str = "") -> AsyncIterator[InstanceView]:
+        """Yield an instance as it is and at each change, until all its shards have ended.
+
+        With `run_id`, another start of the instance counts as none.
+        """
         instance = self._find(instance_id)
+        if run_id not in ("", instance.run_id):
+            raise _not_found(instance_id)
         while True:
             changed = instance.shard.changes.next
             yield _view(instance)
@@ -205,11 +216,7 @@ class Runner:
     def _find(self, instance_id: str) -> _Instance:
         instance = self._instances.get(instance_id)
         if instance is None:
-            raise ShardringError(
-                Reason.INSTANCE_NOT_FOUND,
-                f"This node knows no instance {instance_id!r}.",
-                metadata={"instance_id": instance_id},
-            )
+            raise _not_found(instance_id)
         return instance
 
     def _check_port(self, rank: Rank) -> None:
@@ -257,6 +264,14 @@ def _view(instance: _Instance) -> InstanceView:
         create_time=shard.create_time,
         request_count=instance.requests.count,
         has_chat_template=shard.has_chat_template,
+    )
+
+
+def _not_found(instance_id: str) -> ShardringError:
+    return ShardringError(
+        Reason.INSTANCE_NOT_FOUND,
+        f"This node knows no instance {instance_id!r}.",
+        metadata={"instance_id": instance_id},
     )
 
 

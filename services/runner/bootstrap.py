@@ -13,7 +13,12 @@ from services.runner.rpc.shard_service import ShardServicer
 def build_runner(node_id: str, downloads: Remote) -> tuple[Runner, list[Registration]]:
     """Return a node's runner and its gRPC services. Close the runner before the server."""
     runner = Runner(node_id, Files(node_id, downloads))
-    return runner, [
+    return runner, registrations(runner)
+
+
+def registrations(runner: Runner) -> list[Registration]:
+    """Return the gRPC services of a runner."""
+    return [
         Registration(
             "shardring.runner.v1.InstanceService",
             lambda server: instance_service_pb2_grpc.add_InstanceServiceServicer_to_server(

@@ -96,6 +96,11 @@ class ShardSupervisor:
         return self.views[self.rank.rank]
 
     @property
+    def ending(self) -> bool:
+        """True from the moment it is clear that the shard will end."""
+        return self._ending or self._stopping or self.mine.error is not None
+
+    @property
     def error(self) -> ShardringError | None:
         """Why the instance failed, as far as this rank knows."""
         return next((view.error for view in self.views.values() if view.error), None)
@@ -165,7 +170,8 @@ class ShardSupervisor:
             case Action.DOWNLOAD:
                 return self._begin(ShardState.DOWNLOADING, self._download())
             case Action.CONNECT:
-                return self._begin(ShardState.CONNECTING, self._connect())
+                child = await self._start_child()
+                return self._begin(ShardState.CONNECTING, self._listen(child))
             case Action.LOAD:
                 start, end = self.rank.layers
                 self._begin(ShardState.LOADING)
@@ -213,13 +219,16 @@ class ShardSupervisor:
         self._folder, self._busy = folder, False
         self._note(download_fraction=1.0)
 
-    async def _connect(self) -> None:
+    async def _start_child(self) -> ChildProcess:
         rank = self.rank
         self._child = child = await start_child(
             self.instance_id, rank.rank, rank.node_id, self.trace_context
         )
         logger.info("%s rank %d runs as process %d", self.instance_id, rank.rank, child.pid)
         child.send(Connect(rank.rank, rank.hosts))
+        return child
+
+    async def _listen(self, child: ChildProcess) -> None:
         async for event in child.events():
             self._take(event)
         # The stream ends with the child. When nobody asked for that, it died.
@@ -243,9 +252,8 @@ class ShardSupervisor:
                 self._note(state=ShardState.READY, memory_bytes=memory)
             case Failed(reason=reason, message=message):
                 error = self._shard_error(message, Reason(reason))
-                alone = self.ring.world_size == 1 or reason != Reason.SHARD_FAILED
-                if alone:
-                    self._note(error=error)
+                if self.ring.world_size == 1 or error.reason is not Reason.SHARD_FAILED:
+                    self.fail(error)
                 else:
                     self._suspect = error
                     self.changes.notify()

@@ -48,8 +48,10 @@ class ChildProcess:
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield what the child says, until it is gone."""
-        while line := await self._reader.readline():
-            yield decode(line)
+        # A child that dies with commands unread resets the connection instead of closing it.
+        with contextlib.suppress(ConnectionError):
+            while line := await self._reader.readline():
+                yield decode(line)
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask it to end, kill it when it does not in time, and wait until it is gone."""

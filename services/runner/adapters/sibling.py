@@ -25,8 +25,9 @@ _TOLD_SECONDS = 10.0
 class RemoteSibling:
     """One rank of an instance, on its own node."""
 
-    def __init__(self, instance_id: str, rank: Rank) -> None:
+    def __init__(self, instance_id: str, run_id: str, rank: Rank) -> None:
         self.instance_id = instance_id
+        self.run_id = run_id
         self.rank = rank
         self._remote = Remote(
             f"the runner on node {rank.node_name}",
@@ -38,7 +39,10 @@ class RemoteSibling:
     async def start(self, ring: Ring) -> None:
         """Have the node accept its shard."""
         request = shard_service_pb2.StartShardRequest(
-            instance_id=self.instance_id, placement=ring_to_proto(ring), rank=self.rank.rank
+            instance_id=self.instance_id,
+            placement=ring_to_proto(ring),
+            rank=self.rank.rank,
+            run_id=self.run_id,
         )
         await self._remote.unary(self._stub.StartShard, request, timeout=_CALL_SECONDS)
 
@@ -64,7 +68,9 @@ class RemoteSibling:
         """
         loop = asyncio.get_running_loop()
         last_contact, told = loop.time(), False
-        request = shard_service_pb2.WatchShardRequest(instance_id=self.instance_id)
+        request = shard_service_pb2.WatchShardRequest(
+            instance_id=self.instance_id, run_id=self.run_id
+        )
         while True:
             try:
                 async for message in self._remote.stream(self._stub.WatchShard, request):

@@ -24,7 +24,7 @@ class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
     ) -> pb.StartShardResponse:
         """Accept a shard."""
         ring = ring_from_proto(request.placement)
-        await self._runner.start_shard(request.instance_id, ring, request.rank)
+        await self._runner.start_shard(request.instance_id, ring, request.rank, request.run_id)
         return pb.StartShardResponse(shard=_own_shard(self._runner.get(request.instance_id)))
 
     async def WatchShard(
@@ -32,7 +32,7 @@ class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
     ) -> AsyncIterator[pb.WatchShardResponse]:
         """Send the shard at each change, until it ended."""
         last = None
-        async for view in self._runner.watch(request.instance_id):
+        async for view in self._runner.watch(request.instance_id, request.run_id):
             mine = view.shards[view.rank]
             if mine != last:
                 yield pb.WatchShardResponse(shard=_own_shard(view))

@@ -73,7 +73,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Example: {"model_id": "org/name"}
     """
     ERROR_REASON_MODEL_MALFORMED: _ErrorReason.ValueType  # 203
-    """The model's own files contradict themselves or cannot be read. FAILED_PRECONDITION.
+    """The model's own files contradict themselves or cannot be read. FAILED_PRECONDITION. `file` or
+    `fault` says where or what.
     Example: {"model_id": "org/name", "file": "config.json"}
     """
     ERROR_REASON_ARCHITECTURE_UNSUPPORTED: _ErrorReason.ValueType  # 204
@@ -113,29 +114,40 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Example: {}
     """
     ERROR_REASON_REQUIRED_NODE_UNKNOWN: _ErrorReason.ValueType  # 301
-    """A required node is not in the topology. FAILED_PRECONDITION.
-    Example: {"node_ids": "77c1..."}
+    """A required node is not in the topology; `node_ids` are the first of `node_count` unknown ones.
+    FAILED_PRECONDITION.
+    Example: {"node_ids": "77c1...", "node_count": "1"}
     """
     ERROR_REASON_NOT_ENOUGH_NODES: _ErrorReason.ValueType  # 302
-    """Fewer nodes are usable than asked for. FAILED_PRECONDITION.
-    Example: {"min_node_count": "3", "node_count": "2"}
+    """Fewer nodes are usable than asked for; `without_backend` lists nodes that cannot compute.
+    FAILED_PRECONDITION.
+    Example: {"min_node_count": "3", "node_count": "2", "excluded_count": "1", "without_backend": "77c1..."}
     """
     ERROR_REASON_NOT_ENOUGH_MEMORY: _ErrorReason.ValueType  # 303
-    """No ring has the memory the model needs. FAILED_PRECONDITION. Figures are of the ring that
-    comes closest; "node.ID.available_bytes" stands once for each of its nodes.
-    Example: {"needed_bytes": "9000", "available_bytes": "700", "node.0f3a.available_bytes": "700"}
+    """No ring has the memory the model needs, or the layers cannot be cut so that each node fits
+    (`shortfall_bytes` is then 0). FAILED_PRECONDITION. Figures are of the ring that comes closest,
+    of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, and
+    "node.ID.available_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
+    follows it as with NO_RING.
+    Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "rejected.1": "memory", "rejected.1.memory": "1"}
     """
     ERROR_REASON_NO_RING: _ErrorReason.ValueType  # 304
-    """No ring of the asked size is linked in both directions. FAILED_PRECONDITION.
-    Example: {"one_way_pairs": "0f3a->77c1", "rejected.3.not_linked": "1"}
+    """No ring of the asked size or more is linked in both directions. FAILED_PRECONDITION.
+    `one_way_pairs` are verified, the opposite `missing_links` are not. "rejected.SIZE" names the
+    rule that left no ring of that size, "not_linked" or "memory"; on small clusters
+    "rejected.SIZE.RULE" counts the node sets each rule was the first to remove: "excluded",
+    "required", "backend", "not_linked", "memory". Of many sizes, pairs or nodes only some are
+    given. "search_complete" is "false" when a ring may exist that was not found in time.
+    Example: {"min_node_count": "3", "one_way_pairs": "0f3a->77c1", "missing_links": "77c1->0f3a", "rejected.3": "not_linked", "rejected.3.not_linked": "1"}
     """
     ERROR_REASON_TOPOLOGY_GATHERING: _ErrorReason.ValueType  # 305
     """The topology service restarted and is still gathering reports. UNAVAILABLE with RetryInfo.
-    Example: {}
+    `refusal` is the reason as far as is known now; its metadata stands beside it.
+    Example: {"refusal": "NO_NODES"}
     """
     ERROR_REASON_BACKEND_UNSUPPORTED: _ErrorReason.ValueType  # 306
-    """No node runs a backend the model can use. FAILED_PRECONDITION.
-    Example: {"backend": "METAL"}
+    """No node, or not every required node, runs a backend an MLX ring can use. FAILED_PRECONDITION.
+    Example: {"backend": "METAL,CPU,CUDA", "node_ids": "77c1..."}
     """
     ERROR_REASON_TOO_FEW_LAYERS: _ErrorReason.ValueType  # 307
     """The model has fewer layers than the ring would have ranks. FAILED_PRECONDITION.
@@ -261,7 +273,8 @@ ERROR_REASON_MODEL_WITHOUT_WEIGHTS: ErrorReason.ValueType  # 202
 Example: {"model_id": "org/name"}
 """
 ERROR_REASON_MODEL_MALFORMED: ErrorReason.ValueType  # 203
-"""The model's own files contradict themselves or cannot be read. FAILED_PRECONDITION.
+"""The model's own files contradict themselves or cannot be read. FAILED_PRECONDITION. `file` or
+`fault` says where or what.
 Example: {"model_id": "org/name", "file": "config.json"}
 """
 ERROR_REASON_ARCHITECTURE_UNSUPPORTED: ErrorReason.ValueType  # 204
@@ -301,29 +314,40 @@ ERROR_REASON_NO_NODES: ErrorReason.ValueType  # 300
 Example: {}
 """
 ERROR_REASON_REQUIRED_NODE_UNKNOWN: ErrorReason.ValueType  # 301
-"""A required node is not in the topology. FAILED_PRECONDITION.
-Example: {"node_ids": "77c1..."}
+"""A required node is not in the topology; `node_ids` are the first of `node_count` unknown ones.
+FAILED_PRECONDITION.
+Example: {"node_ids": "77c1...", "node_count": "1"}
 """
 ERROR_REASON_NOT_ENOUGH_NODES: ErrorReason.ValueType  # 302
-"""Fewer nodes are usable than asked for. FAILED_PRECONDITION.
-Example: {"min_node_count": "3", "node_count": "2"}
+"""Fewer nodes are usable than asked for; `without_backend` lists nodes that cannot compute.
+FAILED_PRECONDITION.
+Example: {"min_node_count": "3", "node_count": "2", "excluded_count": "1", "without_backend": "77c1..."}
 """
 ERROR_REASON_NOT_ENOUGH_MEMORY: ErrorReason.ValueType  # 303
-"""No ring has the memory the model needs. FAILED_PRECONDITION. Figures are of the ring that
-comes closest; "node.ID.available_bytes" stands once for each of its nodes.
-Example: {"needed_bytes": "9000", "available_bytes": "700", "node.0f3a.available_bytes": "700"}
+"""No ring has the memory the model needs, or the layers cannot be cut so that each node fits
+(`shortfall_bytes` is then 0). FAILED_PRECONDITION. Figures are of the ring that comes closest,
+of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, and
+"node.ID.available_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
+follows it as with NO_RING.
+Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "rejected.1": "memory", "rejected.1.memory": "1"}
 """
 ERROR_REASON_NO_RING: ErrorReason.ValueType  # 304
-"""No ring of the asked size is linked in both directions. FAILED_PRECONDITION.
-Example: {"one_way_pairs": "0f3a->77c1", "rejected.3.not_linked": "1"}
+"""No ring of the asked size or more is linked in both directions. FAILED_PRECONDITION.
+`one_way_pairs` are verified, the opposite `missing_links` are not. "rejected.SIZE" names the
+rule that left no ring of that size, "not_linked" or "memory"; on small clusters
+"rejected.SIZE.RULE" counts the node sets each rule was the first to remove: "excluded",
+"required", "backend", "not_linked", "memory". Of many sizes, pairs or nodes only some are
+given. "search_complete" is "false" when a ring may exist that was not found in time.
+Example: {"min_node_count": "3", "one_way_pairs": "0f3a->77c1", "missing_links": "77c1->0f3a", "rejected.3": "not_linked", "rejected.3.not_linked": "1"}
 """
 ERROR_REASON_TOPOLOGY_GATHERING: ErrorReason.ValueType  # 305
 """The topology service restarted and is still gathering reports. UNAVAILABLE with RetryInfo.
-Example: {}
+`refusal` is the reason as far as is known now; its metadata stands beside it.
+Example: {"refusal": "NO_NODES"}
 """
 ERROR_REASON_BACKEND_UNSUPPORTED: ErrorReason.ValueType  # 306
-"""No node runs a backend the model can use. FAILED_PRECONDITION.
-Example: {"backend": "METAL"}
+"""No node, or not every required node, runs a backend an MLX ring can use. FAILED_PRECONDITION.
+Example: {"backend": "METAL,CPU,CUDA", "node_ids": "77c1..."}
 """
 ERROR_REASON_TOO_FEW_LAYERS: ErrorReason.ValueType  # 307
 """The model has fewer layers than the ring would have ranks. FAILED_PRECONDITION.

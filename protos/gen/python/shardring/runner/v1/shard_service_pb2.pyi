@@ -29,10 +29,15 @@ class StartShardRequest(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """The instance."""
     rank: _builtins.int
     """The rank this node is given in it."""
+    run_id: _builtins.str
+    """Names this start of the instance; made by the head. An instance that ended may be started
+    again under its id, and shards of an earlier start are not mistaken for it.
+    """
     @_builtins.property
     def placement(self) -> _placement_pb2.Placement:
         """What to run."""
@@ -43,10 +48,11 @@ class StartShardRequest(_message.Message):
         instance_id: _builtins.str = ...,
         placement: _placement_pb2.Placement | None = ...,
         rank: _builtins.int = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "placement", b"placement", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "placement", b"placement", "rank", b"rank", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -83,16 +89,20 @@ class WatchShardRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """The instance."""
+    run_id: _builtins.str
+    """The start of it that is meant. Another start is INSTANCE_NOT_FOUND."""
     def __init__(
         self,
         *,
         instance_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

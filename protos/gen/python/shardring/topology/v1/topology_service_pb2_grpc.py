@@ -102,7 +102,7 @@ class TopologyServiceServicer:
 
     def RemoveNode(self, request, context):
         """Forgets a node and its links at once. A node that still runs comes back with its next report.
-        Errors: NODE_NOT_FOUND.
+        Errors: INVALID_FIELD, NODE_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,7 @@ class TopologyServiceStub:
     """
     RemoveNode: _grpc.UnaryUnaryMultiCallable[_topology_service_pb2.RemoveNodeRequest, _topology_service_pb2.RemoveNodeResponse]
     """Forgets a node and its links at once. A node that still runs comes back with its next report.
-    Errors: NODE_NOT_FOUND.
+    Errors: INVALID_FIELD, NODE_NOT_FOUND.
     """
 
 @_typing.type_check_only
@@ -79,7 +79,7 @@ class TopologyServiceAsyncStub(TopologyServiceStub):
     """
     RemoveNode: _aio.UnaryUnaryMultiCallable[_topology_service_pb2.RemoveNodeRequest, _topology_service_pb2.RemoveNodeResponse]  # type: ignore[assignment]
     """Forgets a node and its links at once. A node that still runs comes back with its next report.
-    Errors: NODE_NOT_FOUND.
+    Errors: INVALID_FIELD, NODE_NOT_FOUND.
     """
 
 class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -133,7 +133,7 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_topology_service_pb2.RemoveNodeResponse, _abc.Awaitable[_topology_service_pb2.RemoveNodeResponse]]:
         """Forgets a node and its links at once. A node that still runs comes back with its next report.
-        Errors: NODE_NOT_FOUND.
+        Errors: INVALID_FIELD, NODE_NOT_FOUND.
         """
 
 def add_TopologyServiceServicer_to_server(servicer: TopologyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

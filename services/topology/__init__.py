@@ -1,0 +1,1 @@
+"""Topology: which nodes are alive, and which verified links join them."""

@@ -1,0 +1,138 @@
+"""Which addresses to probe, when, and which links follow. Plain data and decisions, no I/O."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from services.common.addresses import HostPort
+from services.topology.domain.addresses import can_link, parsed
+from services.topology.domain.model import InterfaceKind, Link, Node, in_order
+
+# A link goes after this many probes in a row without an answer.
+MISSES_TO_LOSE = 3
+# In intervals, how soon an address is asked again: where it answers (nothing but the idle cost of
+# a cluster depends on it, the leases tell of nodes that die), and where it has long been silent.
+ANSWERED_FACTOR = 2
+SILENT_FACTOR = 5
+# How many recent round trips a link's figure is the fastest of.
+KEPT_ROUND_TRIPS = 8
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one other node says it can be reached."""
+
+    node_id: str
+    address: HostPort
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The expected node answered; the time there and back in nanoseconds."""
+
+    round_trip_ns: int
+
+
+@dataclass(frozen=True)
+class AnsweredByOther:
+    """Another node answered, or one that did not repeat the nonce (then `node_id` is "")."""
+
+    node_id: str
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Nobody answered, and what was seen instead."""
+
+    why: str
+
+
+Outcome = Answered | AnsweredByOther | Silent
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What is known of one target. `start_ns` is the run of the peer that was last probed."""
+
+    kind: InterfaceKind
+    start_ns: int
+    due: float
+    verified: bool = False
+    misses: int = 0
+    round_trips_ns: tuple[int, ...] = ()
+    other: str | None = None
+
+
+def after(probed: Probed, outcome: Outcome, now: float, interval: float) -> Probed:
+    """Return what is known after a probe, and when the next is due.
+
+    One good probe verifies. An answer by another node ends a link at once; silence only after
+    MISSES_TO_LOSE probes in a row.
+    """
+    if isinstance(outcome, Answered):
+        recent = (*probed.round_trips_ns, outcome.round_trip_ns)[-KEPT_ROUND_TRIPS:]
+        return replace(
+            probed,
+            verified=True,
+            misses=0,
+            round_trips_ns=recent,
+            other=None,
+            due=now + interval * ANSWERED_FACTOR,
+        )
+    misses = probed.misses + 1
+    lost = isinstance(outcome, AnsweredByOther) or misses >= MISSES_TO_LOSE
+    return replace(
+        probed,
+        verified=probed.verified and not lost,
+        misses=misses,
+        round_trips_ns=() if lost else probed.round_trips_ns,
+        other=outcome.node_id if isinstance(outcome, AnsweredByOther) else None,
+        due=now + interval * (SILENT_FACTOR if misses >= MISSES_TO_LOSE else 1),
+    )
+
+
+def retargeted(
+    table: Mapping[Target, Probed], own: Node, peers: Iterable[Node], now: float, *, lab: bool
+) -> dict[Target, Probed]:
+    """Return the table for the peers as they are now.
+
+    New addresses are due at once, as are those of a peer that has started anew; addresses that
+    are no longer advertised go, and their links with them. Left out: addresses that join no two
+    machines, host names (a ring needs addresses), and what this node listens on itself, such as a
+    container bridge that has the same address on every machine.
+    """
+    result = {}
+    for peer in peers:
+        if peer.node_id == own.node_id:
+            continue
+        for endpoint in peer.endpoints:
+            address = parsed(endpoint.host)
+            if address is None or not can_link(address, lab=lab) or endpoint in own.endpoints:
+                continue
+            target, kind = Target(peer.node_id, endpoint), peer.kind_of(endpoint.host)
+            known = table.get(target, Probed(kind, peer.start_ns, due=now))
+            if known.start_ns != peer.start_ns:
+                known = replace(known, start_ns=peer.start_ns, due=now)
+            result[target] = replace(known, kind=kind)
+    return result
+
+
+def links_of(source: str, table: Mapping[Target, Probed]) -> tuple[Link, ...]:
+    """Return the verified links, with the fastest of the recent round trips.
+
+    Where a peer listens on several ports of one address, that is still one link.
+    """
+    best: dict[tuple[str, str, str], Link] = {}
+    for target, probed in table.items():
+        if not probed.verified:
+            continue
+        link = Link(
+            source=source,
+            sink=target.node_id,
+            sink_address=target.address.host,
+            kind=probed.kind,
+            round_trip_ns=min(probed.round_trips_ns),
+        )
+        held = best.get(link.key)
+        if held is None or link.round_trip_ns < held.round_trip_ns:
+            best[link.key] = link
+    return in_order(best.values())
