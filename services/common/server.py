@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -104,14 +105,28 @@ def announce(service: str, address: HostPort) -> None:
     print(f"shardring {service} listens on {address}", flush=True)
 
 
+# Set by whoever starts a process and wants it to end with the pipe on its standard input, so that
+# it does not outlive them however they end.
+STOP_WITH_STDIN = "SHARDRING_STOP_WITH_STDIN"
+
+
 async def until_stopped() -> None:
-    """Return when the process is asked to stop: SIGTERM or SIGINT."""
+    """Return when the process is asked to stop: by SIGTERM, SIGINT or the end of its lifeline."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    if os.environ.get(STOP_WITH_STDIN):
+        loop.add_reader(0, _read_lifeline, stopped.set)
     await stopped.wait()
+    loop.remove_reader(0)
     logger.info("Stopping")
+
+
+def _read_lifeline(stop: Callable[[], None]) -> None:
+    if not os.read(0, 1024):
+        asyncio.get_running_loop().remove_reader(0)
+        stop()
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from opentelemetry.propagate import inject
@@ -191,9 +191,17 @@ class Runner:
             yield part
 
     def reserved_bytes(self) -> int:
-        """Return memory promised to live shards that is not yet taken."""
-        live = (i.shard for i in self._instances.values() if not i.shard.mine.state.ended)
-        return sum(max(0, s.rank.weight_bytes - s.mine.memory_bytes) for s in live)
+        """Return the memory promised to live shards, taken or not."""
+        return sum(shard.rank.weight_bytes for shard in self._live())
+
+    def loaded_bytes(self) -> int:
+        """Return how much of that they hold by now."""
+        return sum(min(s.rank.weight_bytes, s.mine.memory_bytes) for s in self._live())
+
+    def _live(self) -> Iterator[ShardSupervisor]:
+        for instance in self._instances.values():
+            if not instance.shard.mine.state.ended:
+                yield instance.shard
 
     async def close(self, why: str) -> None:
         """End all shards; their siblings elsewhere fail, naming this node."""

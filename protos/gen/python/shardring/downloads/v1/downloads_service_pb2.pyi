@@ -642,7 +642,9 @@ class CachedModel(_message.Message):
 
     @_builtins.property
     def model(self) -> _downloads_pb2.Model:
-        """Facts, once configuration and headers are readable."""
+        """Facts, once configuration and headers are readable. Absent also when they were sent before on
+        this stream: facts of a commit never change.
+        """
 
     def __init__(
         self,

@@ -28,6 +28,11 @@ if _version_not_supported:
 class DownloadsServiceStub:
     """Knows how much of each model is on each node's disk, and has nodes fetch what they need. State
     is soft: every node's worker reports what is on its disk when it attaches.
+
+    While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
+    unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
+    unfinished ones it does not list are FAILED.
     """
 
     def __init__(self, channel):
@@ -91,12 +96,20 @@ class DownloadsServiceStub:
 class DownloadsServiceServicer:
     """Knows how much of each model is on each node's disk, and has nodes fetch what they need. State
     is soft: every node's worker reports what is on its disk when it attaches.
+
+    While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
+    unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
+    unfinished ones it does not list are FAILED.
     """
 
     def StartDownload(self, request, context):
         """Has a node fetch a model, or the files of some layers; answers at once. Idempotent: a start
-        for what is already there or under way returns that download.
-        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED. What goes wrong later stands in `error`.
+        for the same node, model, revision or commit, and layers returns that download. One that
+        COMPLETED by a branch or tag is looked at again, under the same id: it is PENDING for a moment,
+        and what the hub or the disk changed since is fetched.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT. What goes wrong later stands in
+        `error`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +123,7 @@ class DownloadsServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDownloads(self, request, context):
-        """Lists downloads, newest first.
+        """Lists downloads, newest first. Errors: INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,7 +146,7 @@ class DownloadsServiceServicer:
 
     def CancelDownload(self, request, context):
         """Stops a download and keeps what it fetched. Quiet when it already ended.
-        Errors: DOWNLOAD_NOT_FOUND.
+        Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +154,8 @@ class DownloadsServiceServicer:
 
     def DeleteModel(self, request, context):
         """Removes a model from a node's disk.
-        Errors: WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being downloaded.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
+        it is being downloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,8 +163,8 @@ class DownloadsServiceServicer:
 
     def GetModel(self, request, context):
         """Says what a model's own files say, read by a node from its disk or from the hub.
-        Errors: MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS, MODEL_MALFORMED,
-        HUB_UNREACHABLE, NO_WORKERS.
+        Errors: INVALID_FIELD, MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS,
+        MODEL_MALFORMED, HUB_UNREACHABLE, NO_WORKERS, SERVICE_TIMEOUT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,13 +172,16 @@ class DownloadsServiceServicer:
 
     def ListModels(self, request, context):
         """Lists the models that are, in whole or in part, on any attached node's disk.
+        Errors: INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AttachWorker(self, request_iterator, context):
-        """A node's worker reports up and is commanded down, for as long as the node lives.
+        """A node's worker reports up and is commanded down, for as long as the node lives. A worker that
+        attaches with the same node id takes the place of the one before.
+        Errors: INVALID_FIELD, NODE_ID_DUPLICATE on the stream that was replaced, SHUTTING_DOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,6 +251,11 @@ def add_DownloadsServiceServicer_to_server(servicer, server):
 class DownloadsService:
     """Knows how much of each model is on each node's disk, and has nodes fetch what they need. State
     is soft: every node's worker reports what is on its disk when it attaches.
+
+    While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
+    unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
+    unfinished ones it does not list are FAILED.
     """
 
     @staticmethod

@@ -29,6 +29,11 @@ GRPC_VERSION: str
 class DownloadsServiceStub:
     """Knows how much of each model is on each node's disk, and has nodes fetch what they need. State
     is soft: every node's worker reports what is on its disk when it attaches.
+
+    While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
+    unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
+    unfinished ones it does not list are FAILED.
     """
 
     @_typing.overload
@@ -37,13 +42,16 @@ class DownloadsServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DownloadsServiceAsyncStub: ...
     StartDownload: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.StartDownloadRequest, _downloads_service_pb2.StartDownloadResponse]
     """Has a node fetch a model, or the files of some layers; answers at once. Idempotent: a start
-    for what is already there or under way returns that download.
-    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED. What goes wrong later stands in `error`.
+    for the same node, model, revision or commit, and layers returns that download. One that
+    COMPLETED by a branch or tag is looked at again, under the same id: it is PENDING for a moment,
+    and what the hub or the disk changed since is fetched.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT. What goes wrong later stands in
+    `error`.
     """
     GetDownload: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.GetDownloadRequest, _downloads_service_pb2.GetDownloadResponse]
     """Returns one download. Errors: DOWNLOAD_NOT_FOUND."""
     ListDownloads: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.ListDownloadsRequest, _downloads_service_pb2.ListDownloadsResponse]
-    """Lists downloads, newest first."""
+    """Lists downloads, newest first. Errors: INVALID_FIELD."""
     GetFractions: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.GetFractionsRequest, _downloads_service_pb2.GetFractionsResponse]
     """Says how much of a model each node has. Errors: INVALID_FIELD."""
     WatchDownloads: _grpc.UnaryStreamMultiCallable[_downloads_service_pb2.WatchDownloadsRequest, _downloads_service_pb2.WatchDownloadsResponse]
@@ -52,38 +60,52 @@ class DownloadsServiceStub:
     """
     CancelDownload: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.CancelDownloadRequest, _downloads_service_pb2.CancelDownloadResponse]
     """Stops a download and keeps what it fetched. Quiet when it already ended.
-    Errors: DOWNLOAD_NOT_FOUND.
+    Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
     """
     DeleteModel: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.DeleteModelRequest, _downloads_service_pb2.DeleteModelResponse]
     """Removes a model from a node's disk.
-    Errors: WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being downloaded.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
+    it is being downloaded.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.GetModelRequest, _downloads_service_pb2.GetModelResponse]
     """Says what a model's own files say, read by a node from its disk or from the hub.
-    Errors: MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS, MODEL_MALFORMED,
-    HUB_UNREACHABLE, NO_WORKERS.
+    Errors: INVALID_FIELD, MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS,
+    MODEL_MALFORMED, HUB_UNREACHABLE, NO_WORKERS, SERVICE_TIMEOUT.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.ListModelsRequest, _downloads_service_pb2.ListModelsResponse]
-    """Lists the models that are, in whole or in part, on any attached node's disk."""
+    """Lists the models that are, in whole or in part, on any attached node's disk.
+    Errors: INVALID_FIELD.
+    """
     AttachWorker: _grpc.StreamStreamMultiCallable[_downloads_service_pb2.AttachWorkerRequest, _downloads_service_pb2.AttachWorkerResponse]
-    """A node's worker reports up and is commanded down, for as long as the node lives."""
+    """A node's worker reports up and is commanded down, for as long as the node lives. A worker that
+    attaches with the same node id takes the place of the one before.
+    Errors: INVALID_FIELD, NODE_ID_DUPLICATE on the stream that was replaced, SHUTTING_DOWN.
+    """
 
 @_typing.type_check_only
 class DownloadsServiceAsyncStub(DownloadsServiceStub):
     """Knows how much of each model is on each node's disk, and has nodes fetch what they need. State
     is soft: every node's worker reports what is on its disk when it attaches.
+
+    While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
+    unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
+    unfinished ones it does not list are FAILED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartDownload: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.StartDownloadRequest, _downloads_service_pb2.StartDownloadResponse]  # type: ignore[assignment]
     """Has a node fetch a model, or the files of some layers; answers at once. Idempotent: a start
-    for what is already there or under way returns that download.
-    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED. What goes wrong later stands in `error`.
+    for the same node, model, revision or commit, and layers returns that download. One that
+    COMPLETED by a branch or tag is looked at again, under the same id: it is PENDING for a moment,
+    and what the hub or the disk changed since is fetched.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT. What goes wrong later stands in
+    `error`.
     """
     GetDownload: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.GetDownloadRequest, _downloads_service_pb2.GetDownloadResponse]  # type: ignore[assignment]
     """Returns one download. Errors: DOWNLOAD_NOT_FOUND."""
     ListDownloads: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.ListDownloadsRequest, _downloads_service_pb2.ListDownloadsResponse]  # type: ignore[assignment]
-    """Lists downloads, newest first."""
+    """Lists downloads, newest first. Errors: INVALID_FIELD."""
     GetFractions: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.GetFractionsRequest, _downloads_service_pb2.GetFractionsResponse]  # type: ignore[assignment]
     """Says how much of a model each node has. Errors: INVALID_FIELD."""
     WatchDownloads: _aio.UnaryStreamMultiCallable[_downloads_service_pb2.WatchDownloadsRequest, _downloads_service_pb2.WatchDownloadsResponse]  # type: ignore[assignment]
@@ -92,25 +114,36 @@ class DownloadsServiceAsyncStub(DownloadsServiceStub):
     """
     CancelDownload: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.CancelDownloadRequest, _downloads_service_pb2.CancelDownloadResponse]  # type: ignore[assignment]
     """Stops a download and keeps what it fetched. Quiet when it already ended.
-    Errors: DOWNLOAD_NOT_FOUND.
+    Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
     """
     DeleteModel: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.DeleteModelRequest, _downloads_service_pb2.DeleteModelResponse]  # type: ignore[assignment]
     """Removes a model from a node's disk.
-    Errors: WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being downloaded.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
+    it is being downloaded.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.GetModelRequest, _downloads_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Says what a model's own files say, read by a node from its disk or from the hub.
-    Errors: MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS, MODEL_MALFORMED,
-    HUB_UNREACHABLE, NO_WORKERS.
+    Errors: INVALID_FIELD, MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS,
+    MODEL_MALFORMED, HUB_UNREACHABLE, NO_WORKERS, SERVICE_TIMEOUT.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.ListModelsRequest, _downloads_service_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """Lists the models that are, in whole or in part, on any attached node's disk."""
+    """Lists the models that are, in whole or in part, on any attached node's disk.
+    Errors: INVALID_FIELD.
+    """
     AttachWorker: _aio.StreamStreamMultiCallable[_downloads_service_pb2.AttachWorkerRequest, _downloads_service_pb2.AttachWorkerResponse]  # type: ignore[assignment]
-    """A node's worker reports up and is commanded down, for as long as the node lives."""
+    """A node's worker reports up and is commanded down, for as long as the node lives. A worker that
+    attaches with the same node id takes the place of the one before.
+    Errors: INVALID_FIELD, NODE_ID_DUPLICATE on the stream that was replaced, SHUTTING_DOWN.
+    """
 
 class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Knows how much of each model is on each node's disk, and has nodes fetch what they need. State
     is soft: every node's worker reports what is on its disk when it attaches.
+
+    While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
+    unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
+    unfinished ones it does not list are FAILED.
     """
 
     @_abc_1.abstractmethod
@@ -120,8 +153,11 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_downloads_service_pb2.StartDownloadResponse, _abc.Awaitable[_downloads_service_pb2.StartDownloadResponse]]:
         """Has a node fetch a model, or the files of some layers; answers at once. Idempotent: a start
-        for what is already there or under way returns that download.
-        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED. What goes wrong later stands in `error`.
+        for the same node, model, revision or commit, and layers returns that download. One that
+        COMPLETED by a branch or tag is looked at again, under the same id: it is PENDING for a moment,
+        and what the hub or the disk changed since is fetched.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT. What goes wrong later stands in
+        `error`.
         """
 
     @_abc_1.abstractmethod
@@ -138,7 +174,7 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _downloads_service_pb2.ListDownloadsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_downloads_service_pb2.ListDownloadsResponse, _abc.Awaitable[_downloads_service_pb2.ListDownloadsResponse]]:
-        """Lists downloads, newest first."""
+        """Lists downloads, newest first. Errors: INVALID_FIELD."""
 
     @_abc_1.abstractmethod
     def GetFractions(
@@ -165,7 +201,7 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_downloads_service_pb2.CancelDownloadResponse, _abc.Awaitable[_downloads_service_pb2.CancelDownloadResponse]]:
         """Stops a download and keeps what it fetched. Quiet when it already ended.
-        Errors: DOWNLOAD_NOT_FOUND.
+        Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
         """
 
     @_abc_1.abstractmethod
@@ -175,7 +211,8 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_downloads_service_pb2.DeleteModelResponse, _abc.Awaitable[_downloads_service_pb2.DeleteModelResponse]]:
         """Removes a model from a node's disk.
-        Errors: WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being downloaded.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
+        it is being downloaded.
         """
 
     @_abc_1.abstractmethod
@@ -185,8 +222,8 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_downloads_service_pb2.GetModelResponse, _abc.Awaitable[_downloads_service_pb2.GetModelResponse]]:
         """Says what a model's own files say, read by a node from its disk or from the hub.
-        Errors: MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS, MODEL_MALFORMED,
-        HUB_UNREACHABLE, NO_WORKERS.
+        Errors: INVALID_FIELD, MODEL_NOT_FOUND, MODEL_ACCESS_DENIED, MODEL_WITHOUT_WEIGHTS,
+        MODEL_MALFORMED, HUB_UNREACHABLE, NO_WORKERS, SERVICE_TIMEOUT.
         """
 
     @_abc_1.abstractmethod
@@ -195,7 +232,9 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _downloads_service_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_downloads_service_pb2.ListModelsResponse, _abc.Awaitable[_downloads_service_pb2.ListModelsResponse]]:
-        """Lists the models that are, in whole or in part, on any attached node's disk."""
+        """Lists the models that are, in whole or in part, on any attached node's disk.
+        Errors: INVALID_FIELD.
+        """
 
     @_abc_1.abstractmethod
     def AttachWorker(
@@ -203,6 +242,9 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_downloads_service_pb2.AttachWorkerRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_downloads_service_pb2.AttachWorkerResponse], _abc.AsyncIterator[_downloads_service_pb2.AttachWorkerResponse]]:
-        """A node's worker reports up and is commanded down, for as long as the node lives."""
+        """A node's worker reports up and is commanded down, for as long as the node lives. A worker that
+        attaches with the same node id takes the place of the one before.
+        Errors: INVALID_FIELD, NODE_ID_DUPLICATE on the stream that was replaced, SHUTTING_DOWN.
+        """
 
 def add_DownloadsServiceServicer_to_server(servicer: DownloadsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

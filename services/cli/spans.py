@@ -1,0 +1,104 @@
+"""A small OTLP trace receiver, and the tree that a trace's spans make."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from services.common.addresses import HostPort
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span. Ids are lower-case hexadecimal; times nanoseconds since 1970."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    process: str
+    start_ns: int
+    end_ns: int
+    error: bool
+    kind: int
+
+    @property
+    def milliseconds(self) -> float:
+        """How long it took."""
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps the spans that processes export to it by OTLP over gRPC."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.arrived = asyncio.Event()
+        self._server = grpc.aio.server()
+
+    async def start(self) -> HostPort:
+        """Listen on a free loopback port."""
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return HostPort("127.0.0.1", port)
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self._server.stop(1)
+
+    async def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: object
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        """Take spans."""
+        for resource_spans in request.resource_spans:
+            attributes = {a.key: a.value.string_value for a in resource_spans.resource.attributes}
+            process = _process_name(attributes)
+            for scope_spans in resource_spans.scope_spans:
+                self.spans += [
+                    Span(
+                        trace_id=span.trace_id.hex(),
+                        span_id=span.span_id.hex(),
+                        parent_id=span.parent_span_id.hex(),
+                        name=span.name,
+                        process=process,
+                        start_ns=span.start_time_unix_nano,
+                        end_ns=span.end_time_unix_nano,
+                        error=span.status.code == span.status.STATUS_CODE_ERROR,
+                        kind=span.kind,
+                    )
+                    for span in scope_spans.spans
+                ]
+        self.arrived.set()
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def tree(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
+    """Yield spans depth first with their depth, children in the order they began.
+
+    A span whose parent is not among them is a root.
+    """
+    known = {span.span_id: span for span in spans}
+    children: dict[str, list[Span]] = {}
+    for span in sorted(known.values(), key=lambda span: (span.start_ns, span.span_id)):
+        parent = span.parent_id if span.parent_id in known else ""
+        children.setdefault(parent, []).append(span)
+
+    def below(parent_id: str, depth: int) -> Iterator[tuple[int, Span]]:
+        for span in children.get(parent_id, []):
+            yield depth, span
+            yield from below(span.span_id, depth + 1)
+
+    return below("", 0)
+
+
+def _process_name(attributes: dict[str, str]) -> str:
+    """Return "topology", "node studio-1", "rank 2": the process that a resource describes."""
+    service = attributes.get("service.name", "").removeprefix("shardring-")
+    if rank := attributes.get("shardring.rank"):
+        return f"rank {rank}"
+    if name := attributes.get("shardring.node_name"):
+        return f"node {name}"
+    return service

@@ -1,0 +1,104 @@
+"""What a placement and a request have to hold to."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.common.addresses import HostPort
+from services.common.errors import Reason, ShardringError
+from services.runner.domain.request import (
+    Input,
+    Message,
+    Sampling,
+    check_input,
+    check_max_token_count,
+    check_sampling,
+)
+from services.runner.domain.ring import Rank, Ring, check_ring
+
+HOSTS = ("0.0.0.0:61000", "127.0.0.1:61001")
+
+
+def rank(index: int, start: int, end: int) -> Rank:
+    endpoint = HostPort("127.0.0.1", 52420 + index)
+    return Rank(index, f"id{index}", f"n{index}", (endpoint,), (start, end), HOSTS, 1)
+
+
+RING = Ring("org/name", "c0ffee", 4, (rank(0, 0, 3), rank(1, 3, 4)))
+
+
+def test_a_sound_ring_passes() -> None:
+    check_ring(RING)
+
+
+@pytest.mark.parametrize(
+    ("field", "ring"),
+    [
+        ("placement.model_id", replace(RING, model_id="")),
+        ("placement.ranks", replace(RING, ranks=())),
+        ("placement.ranks.node_id", replace(RING, ranks=(RING.ranks[0], RING.ranks[0]))),
+        ("placement.ranks[1].rank", replace(RING, ranks=(rank(0, 0, 3), rank(2, 3, 4)))),
+        ("placement.ranks[1].layers", replace(RING, ranks=(rank(0, 0, 2), rank(1, 3, 4)))),
+        ("placement.ranks[1].layers", replace(RING, ranks=(rank(0, 0, 4), rank(1, 4, 4)))),
+        ("placement.layer_count", replace(RING, layer_count=5)),
+        ("placement.ranks[0].hosts", replace(RING, ranks=(replace(rank(0, 0, 4)),))),
+        (
+            "placement.ranks[0].endpoints",
+            replace(RING, ranks=(replace(rank(0, 0, 3), endpoints=()), rank(1, 3, 4))),
+        ),
+    ],
+)
+def test_an_unsound_ring_is_refused(field: str, ring: Ring) -> None:
+    with pytest.raises(ShardringError) as refusal:
+        check_ring(ring)
+    assert refusal.value.reason is Reason.INVALID_FIELD
+    assert refusal.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "sampling"),
+    [
+        ("sampling.temperature", Sampling(temperature=-0.1)),
+        ("sampling.temperature", Sampling(temperature=10.5)),
+        ("sampling.temperature", Sampling(temperature=float("nan"))),
+        ("sampling.temperature", Sampling(temperature=float("inf"))),
+        ("sampling.top_p", Sampling(top_p=0)),
+        ("sampling.top_p", Sampling(top_p=1.01)),
+        ("sampling.top_p", Sampling(top_p=float("nan"))),
+        ("sampling.top_k", Sampling(top_k=-1)),
+        ("sampling.min_p", Sampling(min_p=-0.5)),
+        ("sampling.min_p", Sampling(min_p=2)),
+        ("sampling.seed", Sampling(seed=-1)),
+    ],
+)
+def test_absurd_sampling_is_refused(field: str, sampling: Sampling) -> None:
+    with pytest.raises(ShardringError) as refusal:
+        check_sampling(sampling)
+    assert refusal.value.reason is Reason.INVALID_FIELD
+    assert refusal.value.metadata["field"] == field
+
+
+def test_sound_sampling_passes() -> None:
+    check_sampling(Sampling())
+    check_sampling(Sampling(temperature=10, top_p=0.01, top_k=5, min_p=1, seed=2**63 - 1))
+
+
+@pytest.mark.parametrize("count", [-1, 10**9])
+def test_an_absurd_token_limit_is_refused(count: int) -> None:
+    with pytest.raises(ShardringError):
+        check_max_token_count(count)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Input(),
+        Input(messages=()),
+        Input(messages=(Message("", "hello"),)),
+        Input(prompt="x" * (16 * 2**20 + 1)),
+    ],
+)
+def test_an_input_that_is_none_is_refused(given: Input) -> None:
+    with pytest.raises(ShardringError) as refusal:
+        check_input(given)
+    assert refusal.value.reason is Reason.INVALID_FIELD
