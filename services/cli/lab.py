@@ -71,6 +71,11 @@ class Lab:
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: dict[str, LabProcess] = field(default_factory=dict)
 
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        """Return the words that run `shardring ARGUMENTS`."""
+        return [sys.executable, "-m", "services.cli", *arguments]
+
     async def start(
         self,
         name: str,
@@ -88,8 +93,7 @@ class Lab:
         listening = listen or HostPort("127.0.0.1", 0)
         with log.open("ab") as sink:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.cli", *arguments),
-                *("--listen", str(listening)),
+                *self.command(*arguments, "--listen", str(listening)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=sink,

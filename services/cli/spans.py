@@ -37,13 +37,14 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
         self.spans: list[Span] = []
         self.arrived = asyncio.Event()
         self._server = grpc.aio.server()
+        self.address = HostPort("127.0.0.1", 0)
 
-    async def start(self) -> HostPort:
-        """Listen on a free loopback port."""
+    async def start(self) -> None:
+        """Listen on a free loopback port, which `address` then tells."""
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
-        return HostPort("127.0.0.1", port)
+        self.address = HostPort("127.0.0.1", port)
 
     async def stop(self) -> None:
         """Stop listening."""

@@ -116,7 +116,7 @@ class Lab:
 
     async def watch(self, download_id: str) -> list[downloads_pb2.Download]:
         """Return a download as its watcher sees it, up to its end."""
-        history = []
+        history: list[downloads_pb2.Download] = []
         request = pb.WatchDownloadsRequest(download_ids=[download_id])
         async with asyncio.timeout(LIMIT_SECONDS):
             async for message in self.remote.stream(self.stub.WatchDownloads, request):

@@ -2,17 +2,19 @@
 
 import asyncio
 import shutil
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from shardring.downloads.v1 import downloads_pb2
 from shardring.downloads.v1 import downloads_service_pb2 as pb
 
 from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
+from services.downloads.worker.fetch import FetchJob
 from tests.contract.downloads_lab import Lab, downloads_process, eventually, lab
 from tests.fakes.faulty_hub import FaultyHub
 from tests.fakes.tiny_model import write_model
@@ -239,6 +241,56 @@ async def test_a_faulty_hub_costs_time_not_the_download(
     assert done.state == COMPLETED
     fetched = (Path(done.snapshot_path) / MIDDLE).read_bytes()
     assert fetched == (models / BIG / MIDDLE).read_bytes()
+
+
+async def test_a_hub_that_restarts_is_waited_for(here: Lab, hub: FaultyHub, models: Path) -> None:
+    node = await here.worker()
+    download_id = await stalled_download(here, hub, node)
+    hub.faults.stall_after = None
+    await hub.stop()
+    await hub.start()
+    done = (await here.watch(download_id))[-1]
+    assert done.state == COMPLETED
+    fetched = (Path(done.snapshot_path) / MIDDLE).read_bytes()
+    assert fetched == (models / BIG / MIDDLE).read_bytes()
+
+
+@pytest.mark.parametrize("code", [401, 403])
+async def test_a_hub_that_refuses_is_not_asked_again(here: Lab, hub: FaultyHub, code: int) -> None:
+    node = await here.worker()
+    hub.faults.errors, hub.faults.error_code = 99, code
+    failed = await here.fetch(node, BIG, layers=(1, 3))
+    assert (failed.state, failed.error.reason) == (FAILED, "MODEL_ACCESS_DENIED")
+    assert "HF_TOKEN" in failed.error.message
+    assert hub.faults.errors == 98
+
+
+async def test_the_fetching_process_ends_with_its_worker(hub: FaultyHub, tmp_path: Path) -> None:
+    hub.faults.stall_after = 2**20
+    sha = (await asyncio.to_thread(HfApi(endpoint=hub.endpoint).model_info, BIG)).sha
+    job = FetchJob(
+        model_id=BIG,
+        commit=str(sha),
+        endpoint=hub.endpoint,
+        token=None,
+        cache_dir=str(tmp_path),
+        storage=str(tmp_path / "models--org--big"),
+        parallel_files=1,
+        files={MIDDLE: (hub.folder / BIG / MIDDLE).stat().st_size},
+    )
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.downloads.worker.fetch",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    child.stdin.write(job.to_json().encode() + b"\n")
+    await asyncio.wait_for(hub.stalled.wait(), 20)
+    # As when the worker is killed: the pipe closes.
+    child.stdin.close()
+    assert await asyncio.wait_for(child.wait(), 10) == 1
 
 
 async def test_a_truncated_file_is_not_complete_and_is_fetched_anew(

@@ -1,0 +1,1 @@
+"""Downloads: how much of each model is on each node's disk, and fetching what is needed."""

@@ -1,0 +1,211 @@
+"""The downloads service's use cases, free of gRPC."""
+
+import secrets
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from services.common.errors import Reason, ShardringError
+from services.downloads.domain.fractions import node_fraction, pick_cached, pick_facts
+from services.downloads.domain.names import (
+    bad_page_token,
+    check_layers,
+    check_model_id,
+    check_page_size,
+    check_revision,
+)
+from services.downloads.domain.records import (
+    CachedModel,
+    Download,
+    Layers,
+    ModelFacts,
+    ModelOnNodes,
+    NodeFraction,
+)
+from services.downloads.fleet import AttachedNode, Fleet
+from services.downloads.watchers import Watchers
+
+# A model that three nodes cannot read, no fourth will.
+READ_ATTEMPTS = 3
+# What a model itself is like: no other node reads it differently.
+_FINAL = frozenset({Reason.MODEL_WITHOUT_WEIGHTS, Reason.MODEL_MALFORMED, Reason.INVALID_FIELD})
+
+
+class Downloads:
+    """What callers may ask. Errors stand with each call in downloads_service.proto."""
+
+    def __init__(self, fleet: Fleet, watchers: Watchers) -> None:
+        self._fleet = fleet
+        self._watchers = watchers
+
+    async def start(
+        self, node_id: str, model_id: str, revision: str, layers: Layers | None
+    ) -> Download:
+        """Have a node fetch a model or some layers; the worker decides whether to join one."""
+        check_model_id(model_id)
+        revision, layers = check_revision(revision), check_layers(layers)
+        worker = self._fleet.worker(node_id)
+        download_id = f"d-{secrets.token_hex(6)}"
+        download = await worker.start_download(download_id, model_id, revision, layers)
+        return self._fleet.downloads.get(download.download_id, download)
+
+    def get(self, download_id: str) -> Download:
+        """Return one download."""
+        if (download := self._fleet.downloads.get(download_id)) is None:
+            raise ShardringError(
+                Reason.DOWNLOAD_NOT_FOUND,
+                f"No download is called {download_id[:80]!r}. It may be older than this service.",
+                metadata={"download_id": download_id[:80]},
+            )
+        return download
+
+    def list_downloads(
+        self, node_id: str, model_id: str, page_size: int, page_token: str
+    ) -> tuple[Sequence[Download], str]:
+        """Return a page of downloads, newest first, and the token of the next one."""
+        size = check_page_size(page_size)
+        found = [
+            (_newest_first_key(download), download)
+            for download in self._fleet.of(node_id=node_id, model_id=model_id)
+        ]
+        found.sort(key=lambda entry: entry[0])
+        if page_token:
+            after = _key_of_token(page_token)
+            found = [entry for entry in found if entry[0] > after]
+        page = found[:size]
+        token = _token_of_key(page[-1][0]) if len(found) > size else ""
+        return [download for _, download in page], token
+
+    def fractions(
+        self, model_id: str, node_ids: Sequence[str], revision: str
+    ) -> Sequence[NodeFraction]:
+        """Return how much of a model each asked node has, in node id order."""
+        check_model_id(model_id)
+        revision = check_revision(revision)
+        return [
+            self._fraction(model_id, node_id, revision)
+            for node_id in sorted(set(node_ids) or set(self._fleet.nodes))
+        ]
+
+    async def watch(
+        self, download_ids: Collection[str]
+    ) -> AsyncIterator[tuple[Sequence[Download], int]]:
+        """Yield matching downloads and a revision: all at first, then those that changed."""
+        wanted = set(download_ids)
+        # Collects before the first message is made, so that no change falls between.
+        with self._watchers.watch() as watch:
+            first = [d for i, d in self._fleet.downloads.items() if not wanted or i in wanted]
+            yield sorted(first, key=_newest_first_key), self._watchers.revision
+            while True:
+                changed = await watch.changed()
+                ids = changed & wanted if wanted else changed
+                found = [d for i in ids if (d := self._fleet.downloads.get(i)) is not None]
+                if found:
+                    yield sorted(found, key=_newest_first_key), self._watchers.revision
+
+    async def cancel(self, download_id: str) -> Download:
+        """Stop a download and keep what it fetched."""
+        download = self.get(download_id)
+        if not download.live:
+            return download
+        return await self._fleet.worker(download.node_id).cancel_download(download_id)
+
+    async def delete_model(self, node_id: str, model_id: str) -> int:
+        """Remove a model from a node's disk; return the bytes freed."""
+        check_model_id(model_id)
+        freed = await self._fleet.worker(node_id).delete_model(model_id)
+        self._fleet.drop_cached(node_id, model_id)
+        return freed
+
+    async def model(self, model_id: str, revision: str) -> ModelFacts:
+        """Return a model's facts: as reported by a node that has it, else read by one."""
+        check_model_id(model_id)
+        revision = check_revision(revision)
+        reported = (
+            pick_cached(_of_model(node, model_id), revision) for node in self._fleet.nodes.values()
+        )
+        if facts := pick_facts([model for model in reported if model is not None]):
+            return facts
+        return await self._read(model_id, revision)
+
+    def models(self, page_size: int, page_token: str) -> tuple[Sequence[ModelOnNodes], str]:
+        """Return a page of the models on attached nodes' disks, ordered by id."""
+        size = check_page_size(page_size)
+        ids = sorted(
+            {
+                model.model_id
+                for node in self._fleet.nodes.values()
+                for model in node.cached.values()
+                if model.downloaded_bytes and model.model_id > page_token
+            }
+        )
+        page = [self._on_nodes(model_id) for model_id in ids[:size]]
+        return page, ids[size - 1] if len(ids) > size else ""
+
+    def _on_nodes(self, model_id: str) -> ModelOnNodes:
+        fractions, cached = [], []
+        for node_id, node in sorted(self._fleet.nodes.items()):
+            if (best := _best(node, model_id)) is not None and best.downloaded_bytes:
+                downloads = self._fleet.of(node_id=node_id, model_id=model_id)
+                fractions.append(node_fraction(node_id, best, downloads))
+                cached.append(best)
+        return ModelOnNodes(model_id, tuple(fractions), pick_facts(cached))
+
+    def _fraction(self, model_id: str, node_id: str, revision: str) -> NodeFraction:
+        node = self._fleet.nodes.get(node_id)
+        if node is None:
+            return NodeFraction(node_id, 0.0, None, 0, 0)
+        cached = pick_cached(_of_model(node, model_id), revision)
+        downloads = [
+            download
+            for download in self._fleet.of(node_id=node_id, model_id=model_id)
+            if revision in (download.revision, download.commit)
+            or (cached is not None and cached.commit == download.commit)
+        ]
+        return node_fraction(node_id, cached, downloads)
+
+    async def _read(self, model_id: str, revision: str) -> ModelFacts:
+        """Ask workers in turn, those with some of the model first; raise the first error."""
+        nodes = sorted(
+            self._fleet.nodes.items(),
+            key=lambda entry: (_best(entry[1], model_id) is None, entry[0]),
+        )
+        first: ShardringError | None = None
+        for _, node in nodes[:READ_ATTEMPTS]:
+            try:
+                return await node.worker.read_model(model_id, revision)
+            except ShardringError as error:
+                first = first or error
+                if error.reason in _FINAL:
+                    break
+        raise first or ShardringError(
+            Reason.NO_WORKERS,
+            "No node's downloads worker is attached, so nobody can read the model. Start a node.",
+            retry_delay_seconds=1,
+        )
+
+
+def _of_model(node: AttachedNode, model_id: str) -> list[CachedModel]:
+    return [model for key, model in node.cached.items() if key[0] == model_id]
+
+
+def _best(node: AttachedNode, model_id: str) -> CachedModel | None:
+    """Return a node's main commit of a model, else its fullest."""
+    models = _of_model(node, model_id)
+    return pick_cached(models, "main") or pick_cached(models, None)
+
+
+def _newest_first_key(download: Download) -> tuple[float, str]:
+    return (-download.create_time, download.download_id)
+
+
+def _token_of_key(key: tuple[float, str]) -> str:
+    return f"{-key[0]!r}~{key[1]}"
+
+
+def _key_of_token(token: str) -> tuple[float, str]:
+    time, separator, download_id = token.partition("~")
+    try:
+        if separator:
+            return (-float(time), download_id)
+    except ValueError:
+        pass
+    raise bad_page_token(token)

@@ -1,0 +1,1 @@
+"""What downloads and models are, as frozen data and pure functions."""

@@ -1,0 +1,13 @@
+"""What a model card says in its front matter."""
+
+import re
+
+_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
+_LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9_.+ -]{1,60}?)['\"]?[ \t]*$", re.MULTILINE)
+
+
+def license_of(card: str) -> str:
+    """Return the licence a README.md names, such as "apache-2.0"; empty when it names none."""
+    front = _FRONT_MATTER.match(card[:100_000])
+    found = _LICENSE.search(front[1]) if front else None
+    return found[1].strip() if found else ""

@@ -1,0 +1,179 @@
+"""The service's soft state: attached workers, and what they report."""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.common.errors import Reason, ShardringError
+from services.downloads.domain.records import (
+    CachedModel,
+    Download,
+    DownloadState,
+    Layers,
+    ModelFacts,
+)
+from services.downloads.watchers import Watchers
+
+logger = logging.getLogger(__name__)
+
+# A worker that is away longer is taken for dead, and so are its unfinished downloads.
+AWAY_SECONDS = 30.0
+# Ended downloads that are remembered; the oldest go first.
+MAX_ENDED = 1000
+
+
+class Worker(Protocol):
+    """A node's worker, as the service commands it. Every call ends within a few seconds, and
+    raises what the worker refused with, WORKER_NOT_ATTACHED or SERVICE_TIMEOUT."""
+
+    async def start_download(
+        self, download_id: str, model_id: str, revision: str, layers: Layers | None
+    ) -> Download:
+        """Begin a download under this id, or join one; return the one begun or joined."""
+
+    async def cancel_download(self, download_id: str) -> Download:
+        """Stop a download; quiet when it already ended."""
+
+    async def delete_model(self, model_id: str) -> int:
+        """Remove all revisions of a model and return the bytes freed."""
+
+    async def read_model(self, model_id: str, revision: str) -> ModelFacts:
+        """Read a model's facts from the worker's disk or the hub."""
+
+
+@dataclass
+class AttachedNode:
+    """An attached worker and what lies in its cache folder."""
+
+    worker: Worker
+    cached: dict[tuple[str, str], CachedModel] = field(default_factory=dict)
+
+
+class Fleet:
+    """All workers and downloads.
+
+    A node that detaches takes its cached models with it at once: nobody can say what its disk
+    holds. Its unfinished downloads stay as last reported, with speed 0, for `away_seconds`; then
+    they are FAILED. When it attaches again its own list decides: a download it still works on
+    goes on, even one that was given up, and an unfinished one it does not list is FAILED.
+    """
+
+    def __init__(self, watchers: Watchers, *, away_seconds: float = AWAY_SECONDS) -> None:
+        self.nodes: dict[str, AttachedNode] = {}
+        self.downloads: dict[str, Download] = {}
+        self._watchers = watchers
+        self._away_seconds = away_seconds
+        self._away: dict[str, asyncio.TimerHandle] = {}
+
+    def attach(
+        self,
+        node_id: str,
+        worker: Worker,
+        cached: Iterable[CachedModel],
+        downloads: Iterable[Download],
+    ) -> Worker | None:
+        """Take a node in, and return the worker it replaces, if one was attached."""
+        replaced = self.nodes.get(node_id)
+        if timer := self._away.pop(node_id, None):
+            timer.cancel()
+        self.nodes[node_id] = AttachedNode(
+            worker, {(model.model_id, model.commit): model for model in cached}
+        )
+        listed = {download.download_id: download for download in downloads}
+        self._give_up(node_id, listed, "The node's downloads worker was restarted.")
+        for download in listed.values():
+            self.put(download)
+        logger.info("Node %s attached with %d models", node_id, len(self.nodes[node_id].cached))
+        return None if replaced is None else replaced.worker
+
+    def detach(self, node_id: str, worker: Worker) -> None:
+        """Let a node go, unless another worker has taken its place."""
+        node = self.nodes.get(node_id)
+        if node is None or node.worker is not worker:
+            return
+        del self.nodes[node_id]
+        for download in self.of(node_id=node_id):
+            if download.live and download.bytes_per_second:
+                self.put(dataclasses.replace(download, bytes_per_second=0))
+        self._away[node_id] = asyncio.get_running_loop().call_later(
+            self._away_seconds, self._stayed_away, node_id
+        )
+        logger.info("Node %s detached", node_id)
+
+    def put_cached(self, node_id: str, model: CachedModel) -> None:
+        """Note how a model on a node's disk now is; facts that are not sent stay known."""
+        if (node := self.nodes.get(node_id)) is None:
+            return
+        key = (model.model_id, model.commit)
+        known = node.cached.get(key)
+        if model.facts is None and known is not None:
+            model = dataclasses.replace(model, facts=known.facts)
+        node.cached[key] = model
+
+    def drop_cached(self, node_id: str, model_id: str) -> None:
+        """Note that a model is gone from a node's disk."""
+        if node := self.nodes.get(node_id):
+            node.cached = {key: value for key, value in node.cached.items() if key[0] != model_id}
+
+    def put(self, download: Download) -> None:
+        """Note how a download now is, and tell watchers."""
+        self.downloads.pop(download.download_id, None)
+        self.downloads[download.download_id] = download
+        if not download.live and len(self.downloads) > MAX_ENDED:
+            ended = [entry for entry in self.downloads.values() if not entry.live]
+            for old in ended[: max(0, len(ended) - MAX_ENDED)]:
+                del self.downloads[old.download_id]
+        self._watchers.publish([download.download_id])
+
+    def of(self, *, node_id: str = "", model_id: str = "") -> list[Download]:
+        """Return the downloads of a node, of a model, or of both."""
+        return [
+            download
+            for download in self.downloads.values()
+            if node_id in ("", download.node_id) and model_id in ("", download.model_id)
+        ]
+
+    def worker(self, node_id: str) -> Worker:
+        """Return a node's worker, or raise WORKER_NOT_ATTACHED."""
+        if (node := self.nodes.get(node_id)) is None:
+            raise ShardringError(
+                Reason.WORKER_NOT_ATTACHED,
+                f"The downloads worker of node {node_id!r} is not attached. Is its node running, "
+                "and does it know this service's address?",
+                metadata={"node_id": node_id},
+                retry_delay_seconds=1,
+            )
+        return node.worker
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in self._away.values():
+            timer.cancel()
+        self._away.clear()
+
+    def _stayed_away(self, node_id: str) -> None:
+        del self._away[node_id]
+        self._give_up(node_id, {}, f"The node has been away for {self._away_seconds:.0f} s.")
+
+    def _give_up(self, node_id: str, except_for: dict[str, Download], why: str) -> None:
+        for download in self.of(node_id=node_id):
+            if not download.live or download.download_id in except_for:
+                continue
+            error = ShardringError(
+                Reason.DOWNLOAD_FAILED,
+                f"{why} What was fetched is on its disk: start the download again to go on.",
+                metadata={"download_id": download.download_id, "node_id": node_id},
+            )
+            self.put(
+                dataclasses.replace(
+                    download,
+                    state=DownloadState.FAILED,
+                    error=error,
+                    bytes_per_second=0,
+                    update_time=time.time(),
+                )
+            )

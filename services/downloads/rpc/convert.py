@@ -1,0 +1,210 @@
+"""Records to and from messages; nothing else touches them."""
+
+from google.protobuf import timestamp_pb2
+from shardring.common.v1 import common_pb2
+from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
+
+from services.common.status import error_from_proto, error_to_proto
+from services.downloads.domain.records import (
+    CachedModel,
+    Download,
+    DownloadState,
+    FileProgress,
+    Layers,
+    ModelFacts,
+    ModelFile,
+    ModelOnNodes,
+    NodeFraction,
+)
+
+_STATES = {
+    DownloadState.PENDING: downloads_pb2.DOWNLOAD_STATE_PENDING,
+    DownloadState.ONGOING: downloads_pb2.DOWNLOAD_STATE_ONGOING,
+    DownloadState.COMPLETED: downloads_pb2.DOWNLOAD_STATE_COMPLETED,
+    DownloadState.FAILED: downloads_pb2.DOWNLOAD_STATE_FAILED,
+    DownloadState.CANCELLED: downloads_pb2.DOWNLOAD_STATE_CANCELLED,
+}
+_STATES_BACK = {number: state for state, number in _STATES.items()}
+
+
+def layers_to_proto(layers: Layers | None) -> common_pb2.LayerRange | None:
+    """Return a layer range as a message; None stays absent."""
+    return None if layers is None else common_pb2.LayerRange(start=layers.start, end=layers.end)
+
+
+def download_to_proto(download: Download) -> downloads_pb2.Download:
+    """Return a download as a message."""
+    return downloads_pb2.Download(
+        download_id=download.download_id,
+        node_id=download.node_id,
+        model_id=download.model_id,
+        revision=download.revision,
+        commit=download.commit,
+        layers=layers_to_proto(download.layers),
+        state=_STATES[download.state],
+        downloaded_bytes=download.downloaded_bytes,
+        total_bytes=download.total_bytes,
+        bytes_per_second=download.bytes_per_second,
+        files=[
+            downloads_pb2.FileProgress(
+                name=file.name,
+                downloaded_bytes=file.downloaded_bytes,
+                total_bytes=file.total_bytes,
+            )
+            for file in download.files
+        ],
+        error=None if download.error is None else error_to_proto(download.error),
+        snapshot_path=download.snapshot_path,
+        create_time=_timestamp(download.create_time),
+        update_time=_timestamp(download.update_time),
+    )
+
+
+def download_from_proto(message: downloads_pb2.Download) -> Download:
+    """Return a message as a download; an unknown state counts as PENDING."""
+    return Download(
+        download_id=message.download_id,
+        node_id=message.node_id,
+        model_id=message.model_id,
+        revision=message.revision,
+        commit=message.commit,
+        layers=layers_from_proto(message.layers) if message.HasField("layers") else None,
+        state=_STATES_BACK.get(message.state, DownloadState.PENDING),
+        downloaded_bytes=message.downloaded_bytes,
+        total_bytes=message.total_bytes,
+        bytes_per_second=message.bytes_per_second,
+        files=tuple(
+            FileProgress(file.name, file.downloaded_bytes, file.total_bytes)
+            for file in message.files
+        ),
+        error=error_from_proto(message.error) if message.HasField("error") else None,
+        snapshot_path=message.snapshot_path,
+        create_time=message.create_time.ToNanoseconds() / 1e9,
+        update_time=message.update_time.ToNanoseconds() / 1e9,
+    )
+
+
+def layers_from_proto(message: common_pb2.LayerRange) -> Layers:
+    """Return a message as a layer range."""
+    return Layers(message.start, message.end)
+
+
+def facts_to_proto(facts: ModelFacts) -> downloads_pb2.Model:
+    """Return a model's facts as a message."""
+    return downloads_pb2.Model(
+        model_id=facts.model_id,
+        commit=facts.commit,
+        model_type=facts.model_type,
+        engine_supported=facts.engine_supported,
+        layer_count=len(facts.layer_bytes),
+        layer_bytes=facts.layer_bytes,
+        embedding_bytes=facts.embedding_bytes,
+        head_bytes=facts.head_bytes,
+        weight_bytes=facts.weight_bytes,
+        hidden_size=facts.hidden_size,
+        attention_head_count=facts.attention_head_count,
+        key_value_head_count=facts.key_value_head_count,
+        context_token_count=facts.context_token_count,
+        has_chat_template=facts.has_chat_template,
+        quantization=facts.quantization,
+        license=facts.license,
+        hidden_bytes_per_value=facts.hidden_bytes_per_value,
+        files=[
+            downloads_pb2.ModelFile(
+                name=file.name,
+                size_bytes=file.size_bytes,
+                every_stage=file.every_stage,
+                first_stage=file.first_stage,
+                last_stage=file.last_stage,
+                layers=file.layers,
+            )
+            for file in facts.files
+        ],
+    )
+
+
+def facts_from_proto(message: downloads_pb2.Model) -> ModelFacts:
+    """Return a message as a model's facts."""
+    return ModelFacts(
+        model_id=message.model_id,
+        commit=message.commit,
+        model_type=message.model_type,
+        engine_supported=message.engine_supported,
+        layer_bytes=tuple(message.layer_bytes),
+        embedding_bytes=message.embedding_bytes,
+        head_bytes=message.head_bytes,
+        weight_bytes=message.weight_bytes,
+        hidden_size=message.hidden_size,
+        attention_head_count=message.attention_head_count,
+        key_value_head_count=message.key_value_head_count,
+        context_token_count=message.context_token_count,
+        has_chat_template=message.has_chat_template,
+        quantization=message.quantization,
+        license=message.license,
+        hidden_bytes_per_value=message.hidden_bytes_per_value,
+        files=tuple(
+            ModelFile(
+                file.name,
+                file.size_bytes,
+                file.every_stage,
+                file.first_stage,
+                file.last_stage,
+                tuple(file.layers),
+            )
+            for file in message.files
+        ),
+    )
+
+
+def cached_to_proto(model: CachedModel) -> downloads_service_pb2.CachedModel:
+    """Return a model on disk as a message."""
+    return downloads_service_pb2.CachedModel(
+        model_id=model.model_id,
+        commit=model.commit,
+        revisions=model.revisions,
+        downloaded_bytes=model.downloaded_bytes,
+        total_bytes=model.total_bytes,
+        model=None if model.facts is None else facts_to_proto(model.facts),
+    )
+
+
+def cached_from_proto(message: downloads_service_pb2.CachedModel) -> CachedModel:
+    """Return a message as a model on disk."""
+    return CachedModel(
+        message.model_id,
+        message.commit,
+        tuple(message.revisions),
+        message.downloaded_bytes,
+        message.total_bytes,
+        facts_from_proto(message.model) if message.HasField("model") else None,
+    )
+
+
+def fraction_to_proto(fraction: NodeFraction) -> downloads_pb2.NodeFraction:
+    """Return a node's fraction as a message."""
+    return downloads_pb2.NodeFraction(
+        node_id=fraction.node_id,
+        fraction=fraction.fraction,
+        state=(
+            downloads_pb2.DOWNLOAD_STATE_UNSPECIFIED
+            if fraction.state is None
+            else _STATES[fraction.state]
+        ),
+        downloaded_bytes=fraction.downloaded_bytes,
+        total_bytes=fraction.total_bytes,
+    )
+
+
+def on_nodes_to_proto(model: ModelOnNodes) -> downloads_service_pb2.ModelOnNodes:
+    """Return a model and where it is as a message."""
+    return downloads_service_pb2.ModelOnNodes(
+        model_id=model.model_id,
+        fractions=[fraction_to_proto(fraction) for fraction in model.fractions],
+        model=None if model.facts is None else facts_to_proto(model.facts),
+    )
+
+
+def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:
+    timestamp = timestamp_pb2.Timestamp()
+    timestamp.FromNanoseconds(round(seconds * 1e9))
+    return timestamp

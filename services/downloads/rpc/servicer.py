@@ -1,0 +1,147 @@
+"""DownloadsService over gRPC: convert, call, convert."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from shardring.downloads.v1 import downloads_service_pb2 as pb
+from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceServicer
+
+from services.common.errors import Reason, ShardringError, invalid_field
+from services.downloads.app import Downloads
+from services.downloads.fleet import Fleet
+from services.downloads.rpc.convert import (
+    cached_from_proto,
+    download_from_proto,
+    download_to_proto,
+    facts_to_proto,
+    fraction_to_proto,
+    layers_from_proto,
+    on_nodes_to_proto,
+)
+from services.downloads.rpc.session import WorkerSession
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DownloadsServicer(DownloadsServiceServicer):
+    """Delegates to `Downloads`; AttachWorker feeds the `Fleet`."""
+
+    def __init__(self, downloads: Downloads, fleet: Fleet) -> None:
+        self._downloads = downloads
+        self._fleet = fleet
+        self._sessions: set[WorkerSession] = set()
+
+    async def StartDownload(
+        self, request: pb.StartDownloadRequest, context: Context
+    ) -> pb.StartDownloadResponse:
+        """Have a node fetch a model."""
+        layers = layers_from_proto(request.layers) if request.HasField("layers") else None
+        download = await self._downloads.start(
+            request.node_id, request.model_id, request.revision, layers
+        )
+        return pb.StartDownloadResponse(download=download_to_proto(download))
+
+    async def GetDownload(
+        self, request: pb.GetDownloadRequest, context: Context
+    ) -> pb.GetDownloadResponse:
+        """Return one download."""
+        download = self._downloads.get(request.download_id)
+        return pb.GetDownloadResponse(download=download_to_proto(download))
+
+    async def ListDownloads(
+        self, request: pb.ListDownloadsRequest, context: Context
+    ) -> pb.ListDownloadsResponse:
+        """Return a page of downloads."""
+        page, token = self._downloads.list_downloads(
+            request.node_id, request.model_id, request.page_size, request.page_token
+        )
+        return pb.ListDownloadsResponse(
+            downloads=map(download_to_proto, page), next_page_token=token
+        )
+
+    async def GetFractions(
+        self, request: pb.GetFractionsRequest, context: Context
+    ) -> pb.GetFractionsResponse:
+        """Return how much of a model each node has."""
+        fractions = self._downloads.fractions(request.model_id, request.node_ids, request.revision)
+        return pb.GetFractionsResponse(fractions=map(fraction_to_proto, fractions))
+
+    async def WatchDownloads(
+        self, request: pb.WatchDownloadsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchDownloadsResponse]:
+        """Send downloads as they are, then as they change."""
+        async for downloads, revision in self._downloads.watch(request.download_ids):
+            yield pb.WatchDownloadsResponse(
+                downloads=map(download_to_proto, downloads), revision=revision
+            )
+
+    async def CancelDownload(
+        self, request: pb.CancelDownloadRequest, context: Context
+    ) -> pb.CancelDownloadResponse:
+        """Stop a download."""
+        download = await self._downloads.cancel(request.download_id)
+        return pb.CancelDownloadResponse(download=download_to_proto(download))
+
+    async def DeleteModel(
+        self, request: pb.DeleteModelRequest, context: Context
+    ) -> pb.DeleteModelResponse:
+        """Remove a model from a node's disk."""
+        freed = await self._downloads.delete_model(request.node_id, request.model_id)
+        return pb.DeleteModelResponse(freed_bytes=freed)
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        """Return a model's facts."""
+        facts = await self._downloads.model(request.model_id, request.revision)
+        return pb.GetModelResponse(model=facts_to_proto(facts))
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """Return a page of the models on nodes' disks."""
+        page, token = self._downloads.models(request.page_size, request.page_token)
+        return pb.ListModelsResponse(models=map(on_nodes_to_proto, page), next_page_token=token)
+
+    async def AttachWorker(
+        self, requests: AsyncIterator[pb.AttachWorkerRequest], context: Context
+    ) -> AsyncIterator[pb.AttachWorkerResponse]:
+        """Hold a worker's stream: its reports up, commands down."""
+        first = await anext(aiter(requests), None)
+        if first is None or not first.hello.node_id:
+            raise invalid_field("hello.node_id", "", "a first message that names the node")
+        session = WorkerSession(first.hello.node_id, context.peer())
+        self._sessions.add(session)
+        replaced = self._fleet.attach(
+            session.node_id,
+            session,
+            map(cached_from_proto, first.hello.cached_models),
+            map(download_from_proto, first.hello.downloads),
+        )
+        if isinstance(replaced, WorkerSession):
+            replaced.end(_replaced_by(session, replaced))
+        listening = asyncio.create_task(session.listen(requests, self._fleet))
+        try:
+            async for command in session.commands():
+                yield command
+            await listening  # Raises what went wrong while listening.
+        finally:
+            self._sessions.discard(session)
+            self._fleet.detach(session.node_id, session)
+            session.abandon()
+            listening.cancel()
+            await asyncio.wait([listening])
+
+    def end_sessions(self) -> None:
+        """Tell every worker that this server stops."""
+        for session in self._sessions:
+            session.end(ShardringError(Reason.SHUTTING_DOWN, "The downloads service is stopping."))
+
+
+def _replaced_by(new: WorkerSession, old: WorkerSession) -> ShardringError:
+    return ShardringError(
+        Reason.NODE_ID_DUPLICATE,
+        f"Another downloads worker attached with node id {new.node_id!r}. If two machines share "
+        "the id, remove one's identity file.",
+        metadata={"node_id": new.node_id, "held_by": old.peer, "claimed_by": new.peer},
+    )

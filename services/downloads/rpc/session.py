@@ -1,0 +1,151 @@
+"""One attached worker: commands go down its stream, results come back by command id."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+
+from shardring.downloads.v1.downloads_service_pb2 import (
+    AttachWorkerRequest,
+    AttachWorkerResponse,
+    CancelDownloadCommand,
+    CommandResult,
+    DeleteModelCommand,
+    ReadModelCommand,
+    StartDownloadCommand,
+    WorkerWelcome,
+)
+
+from services.common import deadline
+from services.common.errors import Reason, ShardringError
+from services.common.status import error_from_proto
+from services.downloads.domain.records import Download, Layers, ModelFacts
+from services.downloads.fleet import Fleet
+from services.downloads.rpc.convert import (
+    cached_from_proto,
+    download_from_proto,
+    facts_from_proto,
+    layers_to_proto,
+)
+
+logger = logging.getLogger(__name__)
+
+MIN_REPORT_INTERVAL_MS = 500
+QUICK_SECONDS = 10.0
+# Reading a large model's headers from a slow hub, or removing hundreds of gigabytes.
+SLOW_SECONDS = 60.0
+
+
+class WorkerSession:
+    """Implements `services.downloads.fleet.Worker` over one AttachWorker stream."""
+
+    def __init__(self, node_id: str, peer: str) -> None:
+        self.node_id = node_id
+        self.peer = peer
+        self._outgoing: asyncio.Queue[AttachWorkerResponse | ShardringError | None] = (
+            asyncio.Queue()
+        )
+        self._waiting: dict[str, asyncio.Future[CommandResult]] = {}
+        self._numbers = itertools.count(1)
+
+    async def start_download(
+        self, download_id: str, model_id: str, revision: str, layers: Layers | None
+    ) -> Download:
+        """See Worker."""
+        command = StartDownloadCommand(
+            download_id=download_id,
+            model_id=model_id,
+            revision=revision,
+            layers=layers_to_proto(layers),
+        )
+        result = await self._ask(AttachWorkerResponse(start_download=command), QUICK_SECONDS)
+        return download_from_proto(result.download)
+
+    async def cancel_download(self, download_id: str) -> Download:
+        """See Worker."""
+        command = CancelDownloadCommand(download_id=download_id)
+        result = await self._ask(AttachWorkerResponse(cancel_download=command), QUICK_SECONDS)
+        return download_from_proto(result.download)
+
+    async def delete_model(self, model_id: str) -> int:
+        """See Worker."""
+        command = DeleteModelCommand(model_id=model_id)
+        result = await self._ask(AttachWorkerResponse(delete_model=command), SLOW_SECONDS)
+        return result.freed_bytes
+
+    async def read_model(self, model_id: str, revision: str) -> ModelFacts:
+        """See Worker."""
+        command = ReadModelCommand(model_id=model_id, revision=revision)
+        result = await self._ask(AttachWorkerResponse(read_model=command), SLOW_SECONDS)
+        return facts_from_proto(result.model)
+
+    async def commands(self) -> AsyncIterator[AttachWorkerResponse]:
+        """Yield the welcome, then commands, until the session ends; raise why if it is told."""
+        welcome = WorkerWelcome()
+        welcome.min_report_interval.FromMilliseconds(MIN_REPORT_INTERVAL_MS)
+        yield AttachWorkerResponse(welcome=welcome)
+        while (item := await self._outgoing.get()) is not None:
+            if isinstance(item, ShardringError):
+                raise item
+            yield item
+
+    async def listen(self, requests: AsyncIterator[AttachWorkerRequest], fleet: Fleet) -> None:
+        """Take in what the worker reports until it hangs up."""
+        try:
+            async for request in requests:
+                self._take(request, fleet)
+        finally:
+            self._outgoing.put_nowait(None)
+
+    def end(self, error: ShardringError) -> None:
+        """End the stream with an error that tells the worker why."""
+        self._outgoing.put_nowait(error)
+
+    def abandon(self) -> None:
+        """Fail every command that still waits: its answer can no longer come."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(
+                    ShardringError(
+                        Reason.WORKER_NOT_ATTACHED,
+                        f"The downloads worker of node {self.node_id!r} went away meanwhile.",
+                        metadata={"node_id": self.node_id},
+                        retry_delay_seconds=1,
+                    )
+                )
+
+    def _take(self, request: AttachWorkerRequest, fleet: Fleet) -> None:
+        match request.WhichOneof("report"):
+            case "cached_model" if request.cached_model.removed:
+                fleet.drop_cached(self.node_id, request.cached_model.model_id)
+            case "cached_model":
+                fleet.put_cached(self.node_id, cached_from_proto(request.cached_model))
+            case "download":
+                fleet.put(download_from_proto(request.download))
+            case "result":
+                if request.result.HasField("download"):
+                    fleet.put(download_from_proto(request.result.download))
+                waiting = self._waiting.get(request.result.command_id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(request.result)
+            case other:
+                logger.warning("Node %s sent %s out of turn", self.node_id, other or "nothing")
+
+    async def _ask(self, command: AttachWorkerResponse, timeout: float) -> CommandResult:
+        command.command_id = f"c-{next(self._numbers)}"
+        waiting: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        self._waiting[command.command_id] = waiting
+        self._outgoing.put_nowait(command)
+        try:
+            result = await asyncio.wait_for(waiting, deadline.clip(timeout))
+        except TimeoutError as error:
+            raise ShardringError(
+                Reason.SERVICE_TIMEOUT,
+                f"No answer in time from the downloads worker of node {self.node_id!r}.",
+                metadata={"service": "downloads worker", "address": self.peer},
+            ) from error
+        finally:
+            del self._waiting[command.command_id]
+        if result.HasField("error"):
+            raise error_from_proto(result.error)
+        return result

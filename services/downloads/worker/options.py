@@ -1,0 +1,25 @@
+"""Where a worker keeps models and which hub it reads."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import constants
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The defaults are huggingface_hub's own, so HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN and
+    HF_HUB_OFFLINE mean what they mean everywhere. It reads them when first imported."""
+
+    # The cache folder, shared with every other tool that uses huggingface_hub.
+    cache_dir: Path = field(default_factory=lambda: Path(constants.HF_HUB_CACHE))
+    # The hub's address.
+    endpoint: str = field(default_factory=lambda: str(constants.ENDPOINT))
+    # Access token. None: HF_TOKEN, else the one that `hf auth login` stored.
+    token: str | None = field(default=None, repr=False)
+    # True: never ask the hub.
+    offline: bool = field(default_factory=constants.is_offline_mode)
+    # Files fetched at a time by one download.
+    parallel_files: int = 4
+    # How often the cache folder is looked through for what other programs changed.
+    rescan_seconds: float = 30.0
