@@ -25,6 +25,7 @@ from services.downloads.watchers import Watchers
 
 # A model that three nodes cannot read, no fourth will.
 READ_ATTEMPTS = 3
+MAX_COMMITS = 1000
 # What a model itself is like: no other node reads it differently.
 _FINAL = frozenset({Reason.MODEL_WITHOUT_WEIGHTS, Reason.MODEL_MALFORMED, Reason.INVALID_FIELD})
 
@@ -35,6 +36,8 @@ class Downloads:
     def __init__(self, fleet: Fleet, watchers: Watchers) -> None:
         self._fleet = fleet
         self._watchers = watchers
+        # What a branch or tag last meant, for nodes that fetched by commit and know no branches.
+        self._commits: dict[tuple[str, str], str] = {}
 
     async def start(
         self, node_id: str, model_id: str, revision: str, layers: Layers | None
@@ -80,8 +83,11 @@ class Downloads:
         """Return how much of a model each asked node has, in node id order."""
         check_model_id(model_id)
         revision = check_revision(revision)
+        # One commit for all nodes, the one that `model` would return facts of.
+        facts = self._reported(model_id, revision)
+        commit = facts.commit if facts else self._commits.get((model_id, revision), revision)
         return [
-            self._fraction(model_id, node_id, revision)
+            self._fraction(model_id, node_id, commit)
             for node_id in sorted(set(node_ids) or set(self._fleet.nodes))
         ]
 
@@ -119,12 +125,18 @@ class Downloads:
         """Return a model's facts: as reported by a node that has it, else read by one."""
         check_model_id(model_id)
         revision = check_revision(revision)
-        reported = (
+        facts = self._reported(model_id, revision) or await self._read(model_id, revision)
+        while len(self._commits) >= MAX_COMMITS:
+            del self._commits[next(iter(self._commits))]
+        self._commits[model_id, revision] = facts.commit
+        return facts
+
+    def _reported(self, model_id: str, revision: str) -> ModelFacts | None:
+        """Return the facts of a revision that some node has on its disk."""
+        meant = (
             pick_cached(_of_model(node, model_id), revision) for node in self._fleet.nodes.values()
         )
-        if facts := pick_facts([model for model in reported if model is not None]):
-            return facts
-        return await self._read(model_id, revision)
+        return pick_facts([model for model in meant if model is not None])
 
     def models(self, page_size: int, page_token: str) -> tuple[Sequence[ModelOnNodes], str]:
         """Return a page of the models on attached nodes' disks, ordered by id."""
@@ -149,15 +161,15 @@ class Downloads:
                 cached.append(best)
         return ModelOnNodes(model_id, tuple(fractions), pick_facts(cached))
 
-    def _fraction(self, model_id: str, node_id: str, revision: str) -> NodeFraction:
+    def _fraction(self, model_id: str, node_id: str, commit: str) -> NodeFraction:
         node = self._fleet.nodes.get(node_id)
         if node is None:
             return NodeFraction(node_id, 0.0, None, 0, 0)
-        cached = pick_cached(_of_model(node, model_id), revision)
+        cached = pick_cached(_of_model(node, model_id), commit)
         downloads = [
             download
             for download in self._fleet.of(node_id=node_id, model_id=model_id)
-            if revision in (download.revision, download.commit)
+            if commit in (download.revision, download.commit)
             or (cached is not None and cached.commit == download.commit)
         ]
         return node_fraction(node_id, cached, downloads)

@@ -1,0 +1,113 @@
+"""The use cases: read what is known, search in a thread, answer."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from opentelemetry import trace
+
+from services.common.errors import Reason, ShardringError
+from services.placement.domain.budget import Stopped
+from services.placement.domain.candidates import Download
+from services.placement.domain.cluster import Cluster
+from services.placement.domain.decide import place, preview
+from services.placement.domain.model import Model
+from services.placement.domain.placement import Placement
+from services.placement.domain.refusals import check_cluster, while_gathering
+from services.placement.domain.request import PlacementRequest
+from services.placement.patience import at_most
+
+# Longest that one search may take where the caller sets no deadline.
+SEARCH_SECONDS = 30.0
+
+Answer = TypeVar("Answer")
+_Decision = Callable[
+    [Cluster, Model, Mapping[str, Download], PlacementRequest, Callable[[], bool]], Answer
+]
+
+tracer = trace.get_tracer(__name__)
+
+
+class TopologyReader(Protocol):
+    """Where the cluster is read from."""
+
+    async def cluster(self) -> Cluster:
+        """Return everything known now."""
+
+
+class DownloadsReader(Protocol):
+    """Where models and what is on the nodes' disks are read from."""
+
+    async def model(self, model_id: str, revision: str) -> Model:
+        """Return what the model's own files say."""
+
+    async def downloads(self, model_id: str, revision: str) -> Mapping[str, Download]:
+        """Return how much of the model each node has."""
+
+
+class PlacementApp:
+    """Decides placements. Holds nothing between calls."""
+
+    def __init__(self, topology: TopologyReader, downloads: DownloadsReader) -> None:
+        self._topology, self._downloads = topology, downloads
+
+    async def place(self, request: PlacementRequest) -> Placement:
+        """Choose the ring. Raises ShardringError with the reasons when there is none."""
+        return await self._decide(place, request)
+
+    async def preview(
+        self, request: PlacementRequest
+    ) -> list[tuple[int, Placement | ShardringError]]:
+        """Return for each ring size, ascending, what `place` would give or raise."""
+        return await self._decide(preview, request)
+
+    async def _decide(self, decision: "_Decision[Answer]", request: PlacementRequest) -> Answer:
+        cluster, model, downloads = await self._read(request)
+        with tracer.start_as_current_span(
+            "search", attributes={"node_count": len(cluster.nodes), "model_id": model.model_id}
+        ):
+            return await _in_thread(
+                lambda stopped: decision(cluster, model, downloads, request, stopped)
+            )
+
+    async def _read(
+        self, request: PlacementRequest
+    ) -> tuple[Cluster, Model, Mapping[str, Download]]:
+        """Read all three at once; of several faults, always the same one is raised.
+
+        What the cluster lacks goes first: without nodes the downloads service knows no model.
+        """
+        asked = (request.model_id, request.revision)
+        model = asyncio.create_task(self._downloads.model(*asked))
+        downloads = asyncio.create_task(self._downloads.downloads(*asked))
+        try:
+            cluster = await self._topology.cluster()
+            try:
+                check_cluster(cluster, request)
+            except ShardringError as refusal:
+                raise while_gathering(cluster, refusal) from None
+            return cluster, await model, await downloads
+        finally:
+            for task in (model, downloads):
+                task.cancel()
+            await asyncio.gather(model, downloads, return_exceptions=True)
+
+
+async def _in_thread(search: Callable[[Callable[[], bool]], Answer]) -> Answer:
+    """Run a search in a thread, until the caller is gone or its time is up."""
+    until = time.monotonic() + at_most(SEARCH_SECONDS)
+    abandoned = threading.Event()
+    try:
+        return await asyncio.to_thread(
+            search, lambda: abandoned.is_set() or time.monotonic() > until
+        )
+    except Stopped as stopped:
+        raise ShardringError(
+            Reason.SERVICE_TIMEOUT,
+            "The search for a ring did not end in the time the caller gave. Give it more.",
+            metadata={"service": "placement", "address": ""},
+        ) from stopped
+    finally:
+        abandoned.set()

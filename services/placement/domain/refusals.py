@@ -1,0 +1,222 @@
+"""Refusals: the documented reason, and figures a program can read.
+
+Metadata is bounded, since it travels in HTTP/2 trailers of a few kilobytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.common.errors import Reason, ShardringError
+from services.placement.domain.budget import Budget
+from services.placement.domain.candidates import Candidates
+from services.placement.domain.census import removed_sets
+from services.placement.domain.cluster import Cluster
+from services.placement.domain.model import Model
+from services.placement.domain.request import PlacementRequest
+from services.placement.domain.rings import Ring
+from services.placement.domain.search import Found, roomiest_ring
+from services.placement.domain.shards import proportional, stages_of
+
+# Most sizes, pairs and nodes that one refusal gives figures of.
+MOST_SIZES = 8
+MOST_LISTED = 8
+# Most nodes and pairs that one message names.
+MOST_NAMED = 4
+GATHERING_RETRY_SECONDS = 2.0
+
+# What may come right once every node has reported after topology's restart.
+_TRANSIENT = {
+    Reason.NO_NODES,
+    Reason.REQUIRED_NODE_UNKNOWN,
+    Reason.NOT_ENOUGH_NODES,
+    Reason.NOT_ENOUGH_MEMORY,
+    Reason.NO_RING,
+    Reason.BACKEND_UNSUPPORTED,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question in full, for explaining why it has no answer."""
+
+    candidates: Candidates
+    model: Model
+    request: PlacementRequest
+
+
+def check_cluster(cluster: Cluster, request: PlacementRequest) -> None:
+    """Raise NO_NODES or REQUIRED_NODE_UNKNOWN where no ring size can help."""
+    if not cluster.nodes:
+        raise ShardringError(
+            Reason.NO_NODES,
+            "No node is known to topology. Start one with `shardring node` on each machine.",
+        )
+    unknown = sorted(request.required - set(cluster.nodes))
+    if unknown:
+        raise ShardringError(
+            Reason.REQUIRED_NODE_UNKNOWN,
+            f"Required but not in the topology: {', '.join(unknown[:MOST_NAMED])}. "
+            "Are these nodes running, and their ids right?",
+            metadata={"node_ids": ",".join(unknown[:MOST_LISTED]), "node_count": len(unknown)},
+        )
+
+
+def while_gathering(cluster: Cluster, refusal: ShardringError) -> ShardringError:
+    """Return the refusal; while topology is gathering "try again" instead, where that may help."""
+    if not cluster.gathering or refusal.reason not in _TRANSIENT:
+        return refusal
+    return ShardringError(
+        Reason.TOPOLOGY_GATHERING,
+        "The topology service has just started and is still gathering reports; try again in a "
+        f"moment. As far as it knows now: {refusal.message}",
+        metadata={**refusal.metadata, "refusal": refusal.reason},
+        retry_delay_seconds=GATHERING_RETRY_SECONDS,
+    )
+
+
+def count_refusal(asked: Asked, node_count: int) -> ShardringError | None:
+    """Return why no ring of `node_count` or more nodes can be thought of at all, if so."""
+    candidates, model = asked.candidates, asked.model
+    usable = candidates.node_ids
+    without_backend = candidates.without_backend
+    required_idle = sorted(candidates.required & set(without_backend))
+    if required_idle or (not usable and without_backend):
+        idle = required_idle or list(without_backend)
+        return ShardringError(
+            Reason.BACKEND_UNSUPPORTED,
+            f"{_names(candidates, idle)} cannot compute: no MLX backend (METAL, CPU, CUDA) there. "
+            "Install shardring[runner] on these nodes.",
+            metadata={"backend": "METAL,CPU,CUDA", "node_ids": ",".join(idle[:MOST_LISTED])},
+        )
+    if len(usable) < node_count:
+        return ShardringError(
+            Reason.NOT_ENOUGH_NODES,
+            f"{node_count} nodes are asked for, {len(usable)} of {len(candidates.cluster.nodes)} "
+            "can be used. Add nodes, exclude fewer, or ask for fewer.",
+            metadata={
+                "min_node_count": node_count,
+                "node_count": len(usable),
+                "excluded_count": len(asked.request.excluded & set(candidates.cluster.nodes)),
+                "without_backend": ",".join(without_backend[:MOST_LISTED]),
+            },
+        )
+    if node_count > model.layer_count:
+        return ShardringError(
+            Reason.TOO_FEW_LAYERS,
+            f"{model.model_id} has {model.layer_count} layers, too few for {node_count} nodes "
+            "with at least one each. Ask for fewer nodes.",
+            metadata={"layer_count": model.layer_count, "min_node_count": node_count},
+        )
+    return None
+
+
+def below_minimum(request: PlacementRequest, size: int) -> ShardringError | None:
+    """Return why a ring of this size has fewer nodes than the request's constraints allow."""
+    least = max(request.min_node_count, len(request.required))
+    if size >= least:
+        return None
+    return ShardringError(
+        Reason.NOT_ENOUGH_NODES,
+        f"A ring of {size} is smaller than the {least} nodes asked for.",
+        metadata={"min_node_count": least, "node_count": size},
+    )
+
+
+def ring_refusal(
+    asked: Asked, sizes: Sequence[int], proven: bool, budget: Budget
+) -> ShardringError:
+    """Explain why no ring of any of these sizes (at least one) passed.
+
+    `proven` False: the search ran out of steps, so a ring may exist that was not found.
+    """
+    shown = sorted({*sizes[: MOST_SIZES // 2], *sizes[-MOST_SIZES // 2 :]})
+    metadata: dict[str, object] = {}
+    closest: Found | None = None
+    for size in shown:
+        roomiest = roomiest_ring(asked.candidates, size, budget)
+        proven = proven and roomiest.proven
+        metadata[f"rejected.{size}"] = "memory" if roomiest.ring else "not_linked"
+        removed = removed_sets(asked.candidates, asked.model, asked.request, size, budget)
+        for rule, count in (removed or {}).items():
+            metadata[f"rejected.{size}.{rule}"] = count
+        if roomiest.ring and (
+            closest is None or _memory(asked, roomiest.ring) > _memory(asked, closest.ring)
+        ):
+            closest = roomiest
+    if not proven:
+        metadata["search_complete"] = "false"
+    one_way = asked.candidates.one_way[:MOST_LISTED]
+    if one_way:
+        metadata["one_way_pairs"] = ",".join(f"{a}->{b}" for a, b in one_way)
+        metadata["missing_links"] = ",".join(f"{b}->{a}" for a, b in one_way)
+    hint = _one_way_hint(asked.candidates, one_way)
+    unsure = "" if proven else " (The search was cut short; there may be a ring it did not find.)"
+    if closest is None or closest.ring is None:
+        span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return ShardringError(
+            Reason.NO_RING,
+            f"No ring of {span} nodes is linked in both directions.{hint}{unsure}",
+            metadata={"min_node_count": sizes[0], **metadata},
+        )
+    figures, message = _shortfall(asked, closest.ring)
+    return ShardringError(
+        Reason.NOT_ENOUGH_MEMORY, f"{message}{hint}{unsure}", metadata={**figures, **metadata}
+    )
+
+
+def _shortfall(asked: Asked, ring: Ring) -> tuple[dict[str, object], str]:
+    """Return needed and available bytes of a ring that cannot hold the model, as data and text."""
+    model, memory = asked.model, asked.candidates.memory_bytes
+    available = [memory[node_id] for node_id in ring]
+    # A node without memory is shown with what its one layer would need.
+    counts = proportional(model.layer_count, [max(1, have) for have in available])
+    stages = [model.stage_bytes(start, end) for start, end in stages_of(counts)]
+    needed = model.weight_bytes
+    figures: dict[str, object] = {
+        "needed_bytes": needed,
+        "available_bytes": sum(available),
+        "shortfall_bytes": max(0, needed - sum(available)),
+        "node_count": len(ring),
+    }
+    by_node = list(zip(ring, stages, available, strict=True))[:MOST_LISTED]
+    for node_id, needs, have in by_node:
+        figures[f"node.{node_id}.needed_bytes"] = needs
+        figures[f"node.{node_id}.available_bytes"] = have
+    names = {node.node_id: node.name for node in asked.candidates.cluster.nodes.values()}
+    shares = [f"{names[n]} needs {_gb(needs)} and has {_gb(have)}" for n, needs, have in by_node]
+    listed = ", ".join(shares[:MOST_NAMED]) + (", ..." if len(ring) > MOST_NAMED else "")
+    if sum(available) < needed:
+        what = f"needs {_gb(needed)}; the ring that comes closest has {_gb(sum(available))}"
+    else:
+        what = "fits the ring that comes closest in sum, but cannot be cut so that each node fits"
+    return figures, (
+        f"{model.model_id} {what}: {listed}. Free memory on these nodes, add a node, "
+        "or choose a smaller model."
+    )
+
+
+def _memory(asked: Asked, ring: Ring | None) -> int:
+    return sum(asked.candidates.memory_bytes[node_id] for node_id in ring or ())
+
+
+def _one_way_hint(candidates: Candidates, one_way: Sequence[tuple[str, str]]) -> str:
+    if not one_way:
+        return ""
+    nodes = candidates.cluster.nodes
+    missing = "; ".join(
+        f"{nodes[sink].name} does not reach {nodes[source].name}"
+        for source, sink in one_way[:MOST_NAMED]
+    )
+    return f" Linked one way only: {missing}."
+
+
+def _names(candidates: Candidates, node_ids: Sequence[str]) -> str:
+    return ", ".join(candidates.cluster.nodes[node_id].name for node_id in node_ids[:MOST_NAMED])
+
+
+def _gb(count: int) -> str:
+    """Return bytes for people; small figures in bytes, so that a shortfall never reads 0.0 GB."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,141 @@
+"""Cutting a model into stages: in proportion to memory, never above what a node can hold."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+
+from services.placement.domain.model import Model
+
+
+def proportional(layer_count: int, memory_bytes: Sequence[int]) -> list[int]:
+    """Share layers in proportion to memory, at least one a node.
+
+    By largest remainder (ties: the earlier node); what a node without a layer is given comes
+    from the node with most layers. Needs layer_count >= len(memory_bytes) and memory above 0.
+    """
+    total = sum(memory_bytes)
+    counts = [layer_count * memory // total for memory in memory_bytes]
+    by_remainder = sorted(
+        range(len(counts)), key=lambda i: -(layer_count * memory_bytes[i] % total)
+    )
+    for i in by_remainder[: layer_count - sum(counts)]:
+        counts[i] += 1
+    for i, count in enumerate(counts):
+        if count == 0:
+            counts[counts.index(max(counts))] -= 1
+            counts[i] = 1
+    return counts
+
+
+def stages_of(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the stages [start, end) of consecutive ranks with these layer counts."""
+    return list(pairwise(accumulate(counts, initial=0)))
+
+
+def fits(model: Model, memory_bytes: Sequence[int], counts: Sequence[int]) -> bool:
+    """Say whether every rank can hold its stage."""
+    return all(
+        model.stage_bytes(start, end) <= memory
+        for memory, (start, end) in zip(memory_bytes, stages_of(counts), strict=True)
+    )
+
+
+def can_split(model: Model, memory_bytes: Sequence[int]) -> bool:
+    """Say whether any split over ranks with this memory, in this order, fits.
+
+    Filling each rank to the brim would not do: where layers differ, the next rank may hold the
+    layer before the cut but not the one after it.
+    """
+    last = len(memory_bytes) - 1
+    if last == 0:
+        return model.weight_bytes <= memory_bytes[0]
+    # Where the ranks so far can end, ascending.
+    reached = [0]
+    for rank, memory in enumerate(memory_bytes):
+        following: list[int] = []
+        end, limit = 0, model.layer_count - (last - rank)
+        for start in reached:
+            # A later start reaches at least as far, so each end is looked at once.
+            end = max(end, start)
+            while end < limit and model.stage_bytes(start, end + 1) <= memory:
+                end += 1
+                following.append(end)
+        reached = following
+    return bool(reached) and reached[-1] == model.layer_count
+
+
+def split(model: Model, memory_bytes: Sequence[int]) -> list[int] | None:
+    """Return the layers of each rank, or None when no split fits.
+
+    The proportional split where it fits; else the excess of overfilled ranks moves to ranks with
+    room, so that the squared differences from the proportional split are smallest in sum: the
+    excess spreads evenly and nothing else moves without need.
+    """
+    wanted = proportional(model.layer_count, memory_bytes)
+    if fits(model, memory_bytes, wanted):
+        return wanted
+    if not can_split(model, memory_bytes):
+        return None
+    return _nearest(model, memory_bytes, wanted)
+
+
+def _nearest(model: Model, memory_bytes: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Return the fitting split nearest to `wanted`; one exists."""
+    rank_count = len(memory_bytes)
+    # reached[end]: the cheapest way to give the ranks so far the layers [0, end).
+    reached: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for rank, memory in enumerate(memory_bytes):
+        following: dict[int, tuple[int, tuple[int, ...]]] = {}
+        limit = model.layer_count - (rank_count - 1 - rank)
+        for start, (cost, counts) in reached.items():
+            # Only the last rank, and it always, ends at the last layer.
+            first_end = limit if rank == rank_count - 1 else start + 1
+            for end in range(first_end, limit + 1):
+                if model.stage_bytes(start, end) > memory:
+                    break
+                new = cost + (end - start - wanted[rank]) ** 2
+                if end not in following or new < following[end][0]:
+                    following[end] = (new, (*counts, end - start))
+        reached = following
+    return list(reached[model.layer_count][1])
+
+
+def rank_order(
+    model: Model, ring: Sequence[str], memory_bytes: Mapping[str, int]
+) -> tuple[tuple[str, ...], list[int]] | None:
+    """Choose which node of a ring is rank 0 and which way round; return that order and its split.
+
+    `ring` starts at the smallest node id and goes on to the smaller of its two neighbours. It is
+    taken as it is if the proportional split fits so; else the first turn of it, then of its
+    mirror image, in which it does; else the first in which any split fits (the ends hold the
+    embedding and the head, so turning matters). None when no turn fits.
+    """
+    for turn in _turns(ring):
+        memory = [memory_bytes[node_id] for node_id in turn]
+        counts = proportional(model.layer_count, memory)
+        if fits(model, memory, counts):
+            return turn, counts
+    for turn in _turns(ring):
+        nearest = split(model, [memory_bytes[node_id] for node_id in turn])
+        if nearest is not None:
+            return turn, nearest
+    return None
+
+
+def ring_fits(model: Model, ring: Sequence[str], memory_bytes: Mapping[str, int]) -> bool:
+    """Say whether `rank_order` would find an order."""
+    for turn in _turns(ring):
+        memory = [memory_bytes[node_id] for node_id in turn]
+        # Most often the split by memory fits, which is quickly seen.
+        if fits(model, memory, proportional(model.layer_count, memory)):
+            return True
+        if can_split(model, memory):
+            return True
+    return False
+
+
+def _turns(ring: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    forward = tuple(ring)
+    mirrored = (forward[0], *reversed(forward[1:]))
+    for order in [forward] if len(forward) < 3 else [forward, mirrored]:
+        for i in range(len(order)):
+            yield order[i:] + order[:i]

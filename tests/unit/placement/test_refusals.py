@@ -1,0 +1,204 @@
+"""Every refusal: its reason, and the figures that come with it."""
+
+from itertools import pairwise
+
+import pytest
+
+from services.common.errors import Reason, ShardringError
+from services.common.status import error_to_trailers
+from services.placement.domain.cluster import Backend, Cluster, Link, LinkKind, Node, cluster_of
+from services.placement.domain.decide import place, preview
+from services.placement.domain.model import Model
+from services.placement.domain.placement import Placement
+from services.placement.domain.request import PlacementRequest
+from tests.unit.placement.builders import both_ways, cluster, mesh, model, node, one_way, request
+
+
+def refusal(
+    of: Cluster, wanted: Model | None = None, asked: PlacementRequest | None = None
+) -> ShardringError:
+    with pytest.raises(ShardringError) as refused:
+        place(of, wanted or model(), {}, asked or request())
+    return refused.value
+
+
+def test_no_nodes() -> None:
+    assert refusal(cluster({})).reason is Reason.NO_NODES
+
+
+def test_required_node_unknown() -> None:
+    refused = refusal(cluster({"a": 500}), asked=request(required="azy"))
+    assert refused.reason is Reason.REQUIRED_NODE_UNKNOWN
+    assert refused.metadata == {"node_ids": "y,z", "node_count": "2"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (model(engine_supported=False), Reason.ARCHITECTURE_UNSUPPORTED),
+        (model(()), Reason.MODEL_MALFORMED),
+        (model((10, 0)), Reason.MODEL_MALFORMED),
+        (model((10, -1)), Reason.MODEL_MALFORMED),
+        (model(embedding=-1), Reason.MODEL_MALFORMED),
+        (model(tied=1), Reason.MODEL_MALFORMED),
+    ],
+)
+def test_models_that_cannot_be_placed(wanted: Model, reason: Reason) -> None:
+    refused = refusal(cluster({"a": 500}), wanted)
+    assert refused.reason is reason
+    assert refused.metadata["model_id"] == "org/model"
+
+
+def test_not_enough_nodes() -> None:
+    nodes = [node("a"), node("b"), node("c"), node("d", backends=())]
+    refused = refusal(cluster_of(nodes, mesh("abcd")), asked=request(3, excluded="c"))
+    assert refused.reason is Reason.NOT_ENOUGH_NODES
+    assert refused.metadata == {
+        "min_node_count": "3",
+        "node_count": "2",
+        "excluded_count": "1",
+        "without_backend": "d",
+    }
+
+
+def test_everything_excluded() -> None:
+    refused = refusal(cluster({"a": 500}), asked=request(excluded="a"))
+    assert refused.reason is Reason.NOT_ENOUGH_NODES
+    assert refused.metadata["node_count"] == "0"
+
+
+@pytest.mark.parametrize("required", ["", "a"])
+def test_no_backend(required: str) -> None:
+    others = [node("b")] if required else []
+    refused = refusal(
+        cluster_of([node("a", backends=()), *others], []), asked=request(required=required)
+    )
+    assert refused.reason is Reason.BACKEND_UNSUPPORTED
+    assert refused.metadata == {"backend": "METAL,CPU,CUDA", "node_ids": "a"}
+
+
+def test_too_few_layers() -> None:
+    refused = refusal(cluster({"a": 500, "b": 500, "c": 500}), model((10, 10)), request(3))
+    assert refused.reason is Reason.TOO_FEW_LAYERS
+    assert refused.metadata == {"layer_count": "2", "min_node_count": "3"}
+
+
+def test_not_enough_memory_names_the_ring_that_comes_closest() -> None:
+    # The pair with "a" is the roomiest that is linked; "c" reaches nobody both ways.
+    linked = cluster({"a": 40, "b": 20, "c": 70}, [*both_ways("a", "b"), one_way("c", "a")])
+    refused = refusal(linked, asked=request(2))
+    assert refused.reason is Reason.NOT_ENOUGH_MEMORY
+    assert refused.metadata == {
+        "needed_bytes": "120",
+        "available_bytes": "60",
+        "shortfall_bytes": "60",
+        "node_count": "2",
+        "node.a.needed_bytes": "80",
+        "node.a.available_bytes": "40",
+        "node.b.needed_bytes": "40",
+        "node.b.available_bytes": "20",
+        "rejected.2": "memory",
+        "rejected.2.memory": "1",
+        "rejected.2.not_linked": "2",
+        "rejected.3": "not_linked",
+        "rejected.3.not_linked": "1",
+        "one_way_pairs": "c->a",
+        "missing_links": "a->c",
+    }
+    assert "name-of-a needs 80 bytes and has 40 bytes" in refused.message
+    assert "name-of-a does not reach name-of-c" in refused.message
+
+
+def test_memory_that_suffices_in_sum_only() -> None:
+    refused = refusal(cluster({"a": 105, "b": 105}), model((70, 70, 70)))
+    assert refused.reason is Reason.NOT_ENOUGH_MEMORY
+    assert refused.metadata["shortfall_bytes"] == "0"
+    assert refused.metadata["node.a.needed_bytes"] == "140"
+    assert "cannot be cut" in refused.message
+
+
+def test_nodes_without_any_memory() -> None:
+    refused = refusal(cluster({"a": 0, "b": 0}), asked=request(2))
+    assert refused.reason is Reason.NOT_ENOUGH_MEMORY
+    assert refused.metadata["available_bytes"] == "0"
+
+
+def test_no_ring_counts_what_each_rule_removed() -> None:
+    nodes = [node(i) for i in "abcd"] + [node("e", backends=())]
+    links = [*both_ways("a", "b"), one_way("b", "c"), one_way("d", "a")]
+    refused = refusal(cluster_of(nodes, links), asked=request(3, required="a", excluded="d"))
+    assert refused.reason is Reason.NO_RING
+    # Of the 10 sets of 3, 6 hold "d"; of the others one lacks "a"; 2 more hold "e".
+    assert refused.metadata == {
+        "min_node_count": "3",
+        "rejected.3": "not_linked",
+        "rejected.3.excluded": "6",
+        "rejected.3.required": "1",
+        "rejected.3.backend": "2",
+        "rejected.3.not_linked": "1",
+        "one_way_pairs": "b->c",
+        "missing_links": "c->b",
+    }
+
+
+def test_a_chain_of_three_is_no_ring() -> None:
+    linked = cluster(dict.fromkeys("abc", 500), [*both_ways("a", "b"), *both_ways("b", "c")])
+    assert refusal(linked, asked=request(3)).reason is Reason.NO_RING
+
+
+@pytest.mark.parametrize(
+    ("of", "asked", "meant"),
+    [
+        (cluster({}, gathering=True), request(), Reason.NO_NODES),
+        (cluster({"a": 500}, gathering=True), request(2), Reason.NOT_ENOUGH_NODES),
+        (cluster({"a": 1}, gathering=True), request(), Reason.NOT_ENOUGH_MEMORY),
+        (cluster({"a": 9, "b": 9}, [], gathering=True), request(2), Reason.NO_RING),
+        (cluster({}, gathering=True), request(required="a"), Reason.NO_NODES),
+    ],
+)
+def test_while_gathering_it_is_worth_trying_again(
+    of: Cluster, asked: PlacementRequest, meant: Reason
+) -> None:
+    refused = refusal(of, asked=asked)
+    assert refused.reason is Reason.TOPOLOGY_GATHERING
+    assert refused.metadata["refusal"] == meant
+    assert refused.retry_delay_seconds
+
+
+def test_while_gathering_what_cannot_change_is_said_at_once() -> None:
+    of = cluster({"a": 500}, gathering=True)
+    assert refusal(of, model(())).reason is Reason.MODEL_MALFORMED
+    assert place(of, model(), {}, request()).ranks[0].node_id == "a"
+
+
+def test_previews_show_each_size() -> None:
+    linked = cluster({"a": 50, "b": 80, "c": 90, "d": 300}, [*mesh("abc"), one_way("c", "d")])
+    previews = preview(linked, model((40,) * 3), {}, request(2, excluded="d"))
+    assert [size for size, _ in previews] == [1, 2, 3, 4]
+    outcomes = [
+        outcome.reason if isinstance(outcome, ShardringError) else len(outcome.ranks)
+        for _, outcome in previews
+    ]
+    assert outcomes == [Reason.NOT_ENOUGH_NODES, 2, 3, Reason.NOT_ENOUGH_NODES]
+
+
+def test_a_preview_is_what_place_gives() -> None:
+    linked = cluster({"a": 50, "b": 80, "c": 90})
+    for size, outcome in preview(linked, model(), {}, request(request_id="")):
+        if isinstance(outcome, Placement):
+            assert outcome == place(linked, model(), {}, request(size, request_id=""))
+    assert isinstance(preview(linked, model(), {}, request())[2][1], Placement)
+
+
+def test_a_refusal_on_a_large_cluster_fits_into_trailers() -> None:
+    ids = [f"0f3a77c1-9b1e-4c55-8d2a-{i:012d}" for i in range(64)]
+    nodes = [Node(i, f"a-rather-long-host-name-{i}.local", 10**9, (Backend.CPU,)) for i in ids]
+    links = [Link(a, b, "10.0.0.1", LinkKind.WIFI) for a in ids for b in ids if a < b]
+    # Neighbours in the list are linked both ways, so that pairs exist and memory is the reason.
+    links += [Link(b, a, "10.0.0.1", LinkKind.WIFI) for a, b in pairwise(ids)]
+    refused = refusal(cluster_of(nodes, links), model((10**12,) * 64))
+    assert refused.reason is Reason.NOT_ENOUGH_MEMORY
+    trailers = dict(error_to_trailers(refused))
+    # gRPC peers may refuse more than 8 KiB; binary values grow by a third, the text is sent twice.
+    size = sum(len(str(key)) + len(value) * 4 / 3 for key, value in trailers.items())
+    assert size + len(refused.message) < 8192
