@@ -123,14 +123,18 @@ class Remote:
 
         `timeout` None: as long as the stream lives; keepalive ends it when the callee is gone.
         """
-        call = method(request, timeout=timeout)
+        call = method(request, timeout=None if timeout is None else deadline.clip(timeout))
+        responses = aiter(call)
         try:
-            async for response in call:
+            async for response in responses:
                 yield response
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, service=self.service, address=self.address) from error
         finally:
             call.cancel()
+            # Closed here and now, so that a stream left early still ends its span.
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
 
     async def close(self) -> None:
         """End the channel and any call on it."""

@@ -22,6 +22,7 @@ _QUIET_METHODS = (
     "ServerReflectionInfo",
     "ReportNode",
     "ReportLinks",
+    "RemoveNode",
     "Identify",
     "WatchTopology",
     "WatchDownloads",

@@ -21,12 +21,16 @@ class Rank:
 
 @dataclass(frozen=True)
 class Ring:
-    """A placement: a model and the ranks that run it."""
+    """A placement: a model and the ranks that run it.
+
+    `document` is the placement as it was given, for handing on in full.
+    """
 
     model_id: str
     commit: str
     layer_count: int
     ranks: tuple[Rank, ...]
+    document: bytes = b""
 
     @property
     def head(self) -> Rank:

@@ -37,30 +37,13 @@ def ring_from_proto(placement: placement_pb2.Placement) -> Ring:
             )
             for rank in placement.ranks
         ),
+        document=placement.SerializeToString(deterministic=True),
     )
 
 
 def ring_to_proto(ring: Ring) -> placement_pb2.Placement:
-    """Write a placement, as far as the runner keeps it."""
-    return placement_pb2.Placement(
-        model_id=ring.model_id,
-        commit=ring.commit,
-        layer_count=ring.layer_count,
-        ranks=[
-            placement_pb2.RankAssignment(
-                rank=rank.rank,
-                node_id=rank.node_id,
-                node_name=rank.node_name,
-                endpoints=[
-                    common_pb2.Endpoint(address=e.host, port=e.port) for e in rank.endpoints
-                ],
-                layers=common_pb2.LayerRange(start=rank.layers[0], end=rank.layers[1]),
-                hosts=rank.hosts,
-                weight_bytes=rank.weight_bytes,
-            )
-            for rank in ring.ranks
-        ],
-    )
+    """Return the placement that a ring was read from, fields this program doesn't know included."""
+    return placement_pb2.Placement.FromString(ring.document)
 
 
 def shard_to_proto(instance_id: str, rank: Rank, view: ShardView) -> runner_pb2.Shard:

@@ -1,0 +1,1 @@
+"""The `shardring` command, and what puts a node together."""

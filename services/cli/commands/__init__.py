@@ -1,0 +1,1 @@
+"""One module for each command of `shardring`, imported only when it is asked for."""

@@ -1,0 +1,137 @@
+"""The `shardring` command: its table of commands, and how each of them may end."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import click
+
+from services.cli.lazy import Lazy, LazyGroup
+from services.cli.text import error_details
+from services.common.errors import ShardringError
+
+INTERRUPTED = 130
+
+_IN = "services.cli.commands"
+COMMANDS = {
+    "serve": Lazy(
+        None,
+        "Run one of the cluster's services.",
+        "shardring serve topology --listen 0.0.0.0:52410",
+        {
+            "topology": Lazy(
+                "services.topology.__main__:main",
+                "Track which nodes are alive and which links join them.",
+                "shardring serve topology --listen 0.0.0.0:52410",
+            ),
+            "placement": Lazy(
+                "services.placement.__main__:main",
+                "Pick the ring of nodes that runs a model.",
+                "shardring serve placement --topology 127.0.0.1:52410",
+            ),
+            "downloads": Lazy(
+                "services.downloads.__main__:main",
+                "Know what is on which node's disk, and have nodes fetch.",
+                "shardring serve downloads --listen 0.0.0.0:52412",
+            ),
+            "hub": Lazy(
+                f"{_IN}.hub:hub",
+                "Serve a folder of models to nodes without internet.",
+                "shardring serve hub models --listen 0.0.0.0:52490",
+            ),
+        },
+    ),
+    "node": Lazy(
+        f"{_IN}.node:node",
+        "Run this machine's node.",
+        "shardring node --join studio-1 --listen 0.0.0.0:52420",
+    ),
+    "nodes": Lazy(f"{_IN}.nodes:nodes", "Show the machines of the cluster.", "shardring nodes"),
+    "links": Lazy(
+        f"{_IN}.links:links", "Show the verified links between nodes.", "shardring links"
+    ),
+    "models": Lazy(
+        f"{_IN}.models:models", "Show which models are on which nodes.", "shardring models"
+    ),
+    "download": Lazy(
+        f"{_IN}.download:download",
+        "Fetch a model to nodes' disks.",
+        "shardring download mlx-community/Qwen3-0.6B-4bit --node studio-1",
+    ),
+    "preview": Lazy(
+        f"{_IN}.preview:preview",
+        "Show how a model could be placed, by ring size.",
+        "shardring preview mlx-community/Qwen3-0.6B-4bit --exclude studio-2",
+    ),
+    "up": Lazy(
+        f"{_IN}.up:up",
+        "Place and start a model.",
+        "shardring up mlx-community/Qwen3-0.6B-4bit --min-nodes 2 --name chat",
+    ),
+    "run": Lazy(
+        f"{_IN}.run:run",
+        "Answer a prompt, starting the model when needed.",
+        'shardring run mlx-community/Qwen3-0.6B-4bit "Why is the sky blue?" --keep',
+    ),
+    "ps": Lazy(f"{_IN}.ps:ps", "Show instances, ended ones too.", "shardring ps"),
+    "generate": Lazy(
+        f"{_IN}.generate:generate",
+        "Answer a prompt on an instance.",
+        'shardring generate chat "Why is the sky blue?" --temperature 0.7',
+    ),
+    "down": Lazy(f"{_IN}.down:down", "Stop instances.", "shardring down chat"),
+}
+
+
+@dataclass
+class Asked:
+    """What the command line asked for that matters to its end. Set while it is read."""
+
+    json: bool = False
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, epilog="Each command shows an example with --help.")
+@click.version_option(package_name="shardring", message="shardring %(version)s")
+def cli() -> None:
+    """Run one language model across several machines joined in a ring."""
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 refused or failed, 2 misused, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode still gets tables
+    asked = Asked()
+    try:
+        code = cli.main(args, prog_name="shardring", standalone_mode=False, obj=asked)
+        sys.stdout.flush()
+    except ShardringError as error:
+        _print_error(error, asked.json)
+        code = 1
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone; let the interpreter's last flush go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _print_error(error: ShardringError, as_json: bool) -> None:
+    if as_json:
+        details = {
+            "reason": str(error.reason),
+            "message": error.message,
+            "metadata": error.metadata,
+        }
+        click.echo(json.dumps({"error": details}), err=True)
+        return
+    colour = False if os.environ.get("NO_COLOR") else None
+    click.echo(error.message, err=True, color=colour)
+    click.echo(click.style(error_details(error), dim=True), err=True, color=colour)

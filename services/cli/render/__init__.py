@@ -1,0 +1,1 @@
+"""From messages to what a terminal shows: pure functions, no I/O."""

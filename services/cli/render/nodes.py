@@ -1,0 +1,81 @@
+"""The machines of the cluster, and the links between them."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+from shardring.common.v1 import common_pb2
+from shardring.topology.v1 import topology_pb2
+
+from services.cli.names import names_of_nodes
+from services.cli.render.tables import add_row, bar, dim, new_table
+from services.cli.text import age, duration, size
+from services.common.addresses import HostPort
+
+
+def nodes_table(nodes: Sequence[topology_pb2.Node], *, now: float) -> Table:
+    """Return one row a node, by name. `now`: seconds since the epoch."""
+    names = names_of_nodes(nodes)
+    table = new_table("NODE", "ID", "ADDRESS", ">MEMORY", ">AVAILABLE", "", "BACKENDS", ">SEEN")
+    for node in sorted(nodes, key=lambda node: (node.name, node.node_id)):
+        available, total = node.memory_available_bytes, node.memory_total_bytes
+        add_row(
+            table,
+            names.label(node.node_id),
+            names.short_id(node.node_id),
+            _addresses(node.endpoints),
+            size(total),
+            size(available),
+            bar(available / total if total else 0.0, 6),
+            ", ".join(backend_name(backend) for backend in node.backends) or dim("none"),
+            f"{age(now - node.last_report_time.ToNanoseconds() / 1e9)} ago",
+        )
+    return table
+
+
+def links_table(topology: topology_pb2.Topology) -> Table:
+    """Return one row a link, by names and address; says where the way back is missing."""
+    names = names_of_nodes(topology.nodes)
+    pairs = {(link.source_node_id, link.sink_node_id) for link in topology.links}
+    rows = sorted(
+        (names.label(link.source_node_id), names.label(link.sink_node_id), link.sink_address, index)
+        for index, link in enumerate(topology.links)
+    )
+    table = new_table("FROM", "TO", "ADDRESS", "KIND", ">ROUND TRIP", "")
+    for source, sink, address, index in rows:
+        link = topology.links[index]
+        both_ways = (link.sink_node_id, link.source_node_id) in pairs
+        add_row(
+            table,
+            source,
+            sink,
+            address,
+            kind_name(link.kind),
+            duration(link.round_trip.ToNanoseconds() / 1e9),
+            Text("" if both_ways else "one-way", style="bold red"),
+        )
+    return table
+
+
+def backend_name(backend: common_pb2.Backend.ValueType) -> str:
+    """Return a backend's name: "metal"; of one this program doesn't know, its number."""
+    known = common_pb2.Backend.values()
+    if backend not in known:
+        return str(backend)
+    return common_pb2.Backend.Name(backend).removeprefix("BACKEND_").lower()
+
+
+def kind_name(kind: topology_pb2.InterfaceKind.ValueType) -> str:
+    """Return an interface kind's name: "maybe ethernet"; of one not known here, its number."""
+    if kind not in topology_pb2.InterfaceKind.values():
+        return str(kind)
+    name = topology_pb2.InterfaceKind.Name(kind).removeprefix("INTERFACE_KIND_")
+    return name.replace("_", " ").lower()
+
+
+def _addresses(endpoints: Sequence[common_pb2.Endpoint]) -> str:
+    """Return the best address, and how many more there are."""
+    if not endpoints:
+        return "-"
+    more = f" +{len(endpoints) - 1}" if len(endpoints) > 1 else ""
+    return f"{HostPort(endpoints[0].address, endpoints[0].port)}{more}"

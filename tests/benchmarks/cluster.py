@@ -1,0 +1,90 @@
+"""Shardring to be measured: a lab cluster of real processes, seen by a gRPC client."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardring.placement.v1 import placement_pb2
+from shardring.runner.v1 import instance_service_pb2, runner_pb2
+
+from services.cli.lab import Lab
+from tests.benchmarks.measure import Run
+from tests.e2e.client import Client
+
+# What the clusters here add to and take from the environment: nothing is traced, wherever to.
+_NO_TRACING = {
+    name: ""
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+}
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A READY instance of a model. `start_seconds`: from placing it to READY, downloads included."""
+
+    client: Client
+    instance_id: str
+    placement: placement_pb2.Placement
+    start_seconds: float
+
+    async def generate(self, prompt: list[int], token_count: int) -> Run:
+        """Generate `token_count` tokens at temperature 0, over gRPC."""
+        head = self.client.head(self.placement)
+        request = instance_service_pb2.GenerateRequest(
+            instance_id=self.instance_id,
+            input=runner_pb2.GenerationInput(token_ids=runner_pb2.TokenIds(ids=prompt)),
+            max_token_count=token_count,
+        )
+        tokens: list[int] = []
+        arrivals: list[tuple[float, int]] = []
+        began = time.perf_counter()
+        stream = head.remote.stream(head.stub.Generate, request, timeout=120)
+        async with aclosing(stream):
+            async for message in stream:
+                if message.token_ids:
+                    tokens += message.token_ids
+                    arrivals.append((time.perf_counter(), len(tokens)))
+        (first, with_first), (last, total) = arrivals[0], arrivals[-1]
+        return Run(tokens, first - began, (total - with_first) / (last - first))
+
+    async def stop(self) -> None:
+        """Stop it."""
+        await self.client.head(self.placement).stop(self.instance_id)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A lab whose nodes see each other."""
+
+    lab: Lab
+    client: Client
+
+    async def start(self, model_id: str, node_count: int) -> Instance:
+        """Place a model on `node_count` nodes, start it and wait until it is READY."""
+        instance_id = model_id.partition("/")[2]
+        began = time.perf_counter()
+        placement = await self.client.place(
+            model_id=model_id,
+            request_id=instance_id,
+            min_node_count=node_count,
+        )
+        await self.client.head(placement).ready(instance_id, placement)
+        return Instance(self.client, instance_id, placement, time.perf_counter() - began)
+
+
+@asynccontextmanager
+async def cluster(folder: Path, hub: Path, *nodes: str) -> AsyncIterator[Cluster]:
+    """Run hub, three services and these nodes, each a process of its own."""
+    lab = Lab(folder, environment=_NO_TRACING)
+    client = Client(lab)
+    try:
+        await lab.start_control(hub)
+        for name in nodes:
+            await lab.start_node(name)
+        await client.node_ids(*nodes)
+        yield Cluster(lab, client)
+    finally:
+        await client.close()
+        await lab.stop()
