@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 from services.cli.follow import stream_generation
 from services.cli.render.instances import completion_line
 from services.cli.runner_client import RunnerClient
 from services.cli.shell import Shell
 from services.common.errors import invalid_field
+from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardring.runner.v1 import runner_pb2
-from shardring.topology.v1 import topology_pb2
-
 from services.cli.client import Cluster
 from services.cli.names import names_of_nodes
 from services.common.errors import Reason, ShardringError
+from shardring.runner.v1 import runner_pb2
+from shardring.topology.v1 import topology_pb2
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from services.cli.runner_client import RunnerClient
+from services.common.addresses import HostPort, parse_host_port
+from services.common.channel import Remote
+from services.common.errors import invalid_field
+from services.common.options import option
 from shardring.common.v1 import common_pb2
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
@@ -15,12 +20,6 @@ from shardring.placement.v1 import placement_pb2, placement_service_pb2
 from shardring.placement.v1.placement_service_pb2_grpc import PlacementServiceStub
 from shardring.topology.v1 import topology_pb2, topology_service_pb2
 from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
-
-from services.cli.runner_client import RunnerClient
-from services.common.addresses import HostPort, parse_host_port
-from services.common.channel import Remote
-from services.common.errors import invalid_field
-from services.common.options import option
 
 TOPOLOGY_PORT, PLACEMENT_PORT, DOWNLOADS_PORT = 52410, 52411, 52412
 

@@ -17,9 +17,6 @@ from pathlib import Path
 
 from opentelemetry import trace
 from rich.console import Console
-from shardring.placement.v1 import placement_pb2, placement_service_pb2
-from shardring.runner.v1 import instance_service_pb2, runner_pb2
-from shardring.topology.v1 import topology_pb2
 
 from services.cli.client import ClientOptions, Cluster
 from services.cli.follow import follow_downloads, follow_instance, stream_generation
@@ -34,6 +31,9 @@ from services.cli.render.trace import trace_tree
 from services.cli.spans import SpanCollector
 from services.common.errors import ShardringError
 from services.common.telemetry import start_telemetry
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
+from shardring.runner.v1 import instance_service_pb2, runner_pb2
+from shardring.topology.v1 import topology_pb2
 
 MODELS = Path(__file__).parents[2] / "models"
 MODEL = "shardring/tiny-facts"

@@ -7,14 +7,14 @@ from functools import partial
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from shardring.downloads.v1 import downloads_pb2
-from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 from services.cli.names import NodeNames
 from services.cli.render.downloads import download_line, downloads_progress
 from services.cli.render.instances import instance_progress, shard_line
 from services.cli.text import without_controls
 from services.common.errors import Reason, ShardringError
+from shardring.downloads.v1 import downloads_pb2
+from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 _REFRESHES_PER_SECOND = 5
 # Off a terminal a line tells of each such part of a download.

@@ -5,15 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from shardring.placement.v1 import placement_pb2, placement_service_pb2
-from shardring.runner.v1 import runner_pb2
-
 from services.cli.census import Census
 from services.cli.client import Cluster
 from services.cli.names import names_of_nodes
 from services.cli.runner_client import RunnerClient
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_proto
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
+from shardring.runner.v1 import runner_pb2
 
 # Ports are chosen by hash: one clash is rare, and a fifth in a row means something else is wrong.
 PORT_ATTEMPTS = 5

@@ -5,10 +5,9 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from services.common.errors import Reason, ShardringError, invalid_field
 from shardring.placement.v1 import placement_pb2
 from shardring.topology.v1 import topology_pb2
-
-from services.common.errors import Reason, ShardringError, invalid_field
 
 SHORT_ID_LENGTH = 8
 _MAX_INSTANCE_ID_LENGTH = 64

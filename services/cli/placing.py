@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-from shardring.placement.v1 import placement_service_pb2
 
 from services.cli.client import Cluster
 from services.cli.instances import Wanted
 from services.cli.names import resolve_nodes
+from shardring.placement.v1 import placement_service_pb2
 
 _OPTIONS = (
     click.option(

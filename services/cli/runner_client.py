@@ -3,12 +3,11 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from services.common.addresses import HostPort
+from services.common.channel import Remote
 from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
 from shardring.runner.v1.instance_service_pb2_grpc import InstanceServiceStub
-
-from services.common.addresses import HostPort
-from services.common.channel import Remote
 
 # Short: one node that has gone must not hold up the list of all instances.
 LIST_SECONDS = 3.0

@@ -13,13 +13,13 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from opentelemetry import trace
 from rich.console import Console
-from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 from services.cli.client import ClientOptions, Cluster
 from services.cli.follow import follow_instance
 from services.cli.instances import Follow
 from services.common.options import with_options
 from services.common.telemetry import start_telemetry
+from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 TERMINATED = 128 + signal.SIGTERM
 # Wide enough that nothing is cut or folded where no terminal sets a width.

@@ -6,9 +6,9 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError
-from shardring.common.v1 import common_pb2
 
 from services.common.errors import Reason, ShardringError
+from shardring.common.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
 

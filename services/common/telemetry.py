@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from grpc.aio import ClientInterceptor, ServerInterceptor
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.grpc import (
     aio_client_interceptors,
     aio_server_interceptor,
@@ -51,6 +50,9 @@ def start_telemetry(service_name: str, **attributes: str) -> TracerProvider:
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get(
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
     ):
+        # Slow to import, and most processes export nothing.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider

@@ -3,8 +3,6 @@
 import asyncio
 from dataclasses import dataclass
 
-from shardring.placement.v1 import placement_service_pb2, placement_service_pb2_grpc
-
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
 from services.common.logs import start_logging
@@ -15,6 +13,7 @@ from services.placement.adapters.downloads import DownloadsClient
 from services.placement.adapters.topology import TopologyClient
 from services.placement.app import PlacementApp
 from services.placement.rpc.servicer import PlacementServicer
+from shardring.placement.v1 import placement_service_pb2, placement_service_pb2_grpc
 
 SERVICE = placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].full_name
 

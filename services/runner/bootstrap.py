@@ -1,13 +1,12 @@
 """Wires a node's runner."""
 
-from shardring.runner.v1 import instance_service_pb2_grpc, shard_service_pb2_grpc
-
 from services.common.channel import Remote
 from services.common.server import Registration
 from services.runner.adapters.files import Files
 from services.runner.app import Runner
 from services.runner.rpc.instance_service import InstanceServicer
 from services.runner.rpc.shard_service import ShardServicer
+from shardring.runner.v1 import instance_service_pb2_grpc, shard_service_pb2_grpc
 
 
 def build_runner(node_id: str, downloads: Remote) -> tuple[Runner, list[Registration]]:

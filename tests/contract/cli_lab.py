@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+
+from services.common.addresses import HostPort
+from services.common.errors import Reason, ShardringError
+from services.common.server import Registration, Server, start_server
 from shardring.common.v1 import common_pb2
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2, downloads_service_pb2_grpc
 from shardring.placement.v1 import placement_pb2, placement_service_pb2, placement_service_pb2_grpc
 from shardring.runner.v1 import instance_service_pb2, instance_service_pb2_grpc, runner_pb2
 from shardring.topology.v1 import topology_pb2, topology_service_pb2, topology_service_pb2_grpc
-
-from services.common.addresses import HostPort
-from services.common.errors import Reason, ShardringError
-from services.common.server import Registration, Server, start_server
 
 LOOPBACK = HostPort("127.0.0.1", 0)
 MODEL = "org/model"

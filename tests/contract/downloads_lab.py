@@ -9,15 +9,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardring.common.v1.common_pb2 import LayerRange
-from shardring.downloads.v1 import downloads_pb2
-from shardring.downloads.v1 import downloads_service_pb2 as pb
-from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
-
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
 from services.downloads.worker.options import CacheOptions
 from services.downloads.worker.worker import DownloadsWorker
+from shardring.common.v1.common_pb2 import LayerRange
+from shardring.downloads.v1 import downloads_pb2
+from shardring.downloads.v1 import downloads_service_pb2 as pb
+from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
 
 LIMIT_SECONDS = 20.0
 ENDED = (

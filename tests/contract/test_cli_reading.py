@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 from click.testing import CliRunner
+
+from services.cli.lazy import Lazy
+from services.cli.main import COMMANDS, cli
 from shardring.common.v1 import common_pb2
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 from shardring.placement.v1 import placement_service_pb2
 from shardring.runner.v1 import runner_pb2
 from shardring.topology.v1 import topology_pb2
-
-from services.cli.lazy import Lazy
-from services.cli.main import COMMANDS, cli
 from tests.contract.cli_lab import (
     MODEL,
     FakeCluster,

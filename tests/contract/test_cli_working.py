@@ -5,11 +5,11 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
+
+from services.common.errors import Reason, ShardringError
 from shardring.common.v1 import common_pb2
 from shardring.downloads.v1 import downloads_pb2
 from shardring.runner.v1 import runner_pb2
-
-from services.common.errors import Reason, ShardringError
 from tests.contract.cli_lab import (
     MODEL,
     FakeCluster,

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 from huggingface_hub import HfApi, snapshot_download
-from shardring.downloads.v1 import downloads_pb2
-from shardring.downloads.v1 import downloads_service_pb2 as pb
 
 from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
 from services.downloads.worker.fetch import FetchJob
+from shardring.downloads.v1 import downloads_pb2
+from shardring.downloads.v1 import downloads_service_pb2 as pb
 from tests.contract.downloads_lab import Lab, downloads_process, eventually, lab
 from tests.fakes.faulty_hub import FaultyHub
 from tests.fakes.tiny_model import write_model

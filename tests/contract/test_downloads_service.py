@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from shardring.downloads.v1 import downloads_pb2
-from shardring.downloads.v1 import downloads_service_pb2 as pb
 
 from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
+from shardring.downloads.v1 import downloads_pb2
+from shardring.downloads.v1 import downloads_service_pb2 as pb
 from tests.contract.downloads_lab import Lab, downloads_process, eventually, lab
 from tests.fakes.faulty_hub import FaultyHub
 from tests.fakes.tiny_model import LAYERS, safetensors, write_model

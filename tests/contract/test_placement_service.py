@@ -12,6 +12,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.common.errors import Reason, ShardringError
+from services.common.status import CODES, STATUS_DETAILS_KEY, error_to_trailers
 from shardring.common.v1 import common_pb2
 from shardring.downloads.v1 import (
     downloads_pb2,
@@ -20,9 +23,6 @@ from shardring.downloads.v1 import (
 )
 from shardring.placement.v1 import placement_service_pb2, placement_service_pb2_grpc
 from shardring.topology.v1 import topology_pb2, topology_service_pb2, topology_service_pb2_grpc
-
-from services.common.errors import Reason, ShardringError
-from services.common.status import CODES, STATUS_DETAILS_KEY, error_to_trailers
 
 GB = 10**9
 TIMEOUT = 30

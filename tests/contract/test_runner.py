@@ -17,6 +17,13 @@ import psutil
 import pytest
 import pytest_asyncio
 from mlx_lm import load, stream_generate
+
+from services.common.addresses import HostPort
+from services.common.channel import Remote
+from services.common.errors import Reason, ShardringError
+from services.common.server import Server, start_server
+from services.runner.app import Runner
+from services.runner.bootstrap import registrations
 from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import instance_service_pb2 as pb
@@ -26,13 +33,6 @@ from shardring.runner.v1 import (
     shard_service_pb2,
     shard_service_pb2_grpc,
 )
-
-from services.common.addresses import HostPort
-from services.common.channel import Remote
-from services.common.errors import Reason, ShardringError
-from services.common.server import Server, start_server
-from services.runner.app import Runner
-from services.runner.bootstrap import registrations
 
 MODEL = Path(__file__).parents[2] / "models" / "shardring" / "tiny-facts"
 FACTS = [(f["question"], f["answer"]) for f in json.loads((MODEL / "facts.json").read_text())]

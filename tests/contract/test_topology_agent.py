@@ -6,14 +6,14 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from shardring.topology.v1 import node_identity_service_pb2, topology_pb2
-from shardring.topology.v1.node_identity_service_pb2_grpc import NodeIdentityServiceStub
 
 from services.common.addresses import HostPort
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
 from services.common.server import start_server
 from services.topology.agent.rpc import identify, identity_registration
+from shardring.topology.v1 import node_identity_service_pb2, topology_pb2
+from shardring.topology.v1.node_identity_service_pb2_grpc import NodeIdentityServiceStub
 from tests.contract.topology_lab import (
     LOOPBACK,
     Client,

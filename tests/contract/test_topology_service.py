@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from shardring.common.v1 import common_pb2
-from shardring.topology.v1 import topology_pb2
 
 from services.common.errors import Reason, ShardringError
+from shardring.common.v1 import common_pb2
+from shardring.topology.v1 import topology_pb2
 from tests.contract.topology_lab import Client, eventually, started, topology
 
 

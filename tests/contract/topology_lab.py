@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from shardring.topology.v1 import topology_pb2, topology_service_pb2
-from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
 
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
@@ -19,6 +17,8 @@ from services.topology.agent.agent import AgentOptions, TopologyAgent
 from services.topology.agent.identity import Identity, held_identity
 from services.topology.agent.report import MemoryRules
 from services.topology.agent.rpc import identity_registration
+from shardring.topology.v1 import topology_pb2, topology_service_pb2
+from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
 
 LOOPBACK = HostPort("127.0.0.1", 0)
 HEARTBEAT_SECONDS = 0.4
@@ -27,7 +27,7 @@ HEARTBEAT_SECONDS = 0.4
 async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
     """Wait until a condition holds, and fail when it doesn't in time."""
     async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - the condition is in another process
+        while not await condition():
             await asyncio.sleep(0.02)
 
 

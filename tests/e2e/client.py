@@ -5,16 +5,15 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from services.cli.lab import Lab
+from services.common.addresses import HostPort
+from services.common.channel import Remote
 from shardring.placement.v1 import placement_pb2, placement_service_pb2
 from shardring.placement.v1.placement_service_pb2_grpc import PlacementServiceStub
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
 from shardring.runner.v1.instance_service_pb2_grpc import InstanceServiceStub
 from shardring.topology.v1 import topology_pb2, topology_service_pb2
 from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
-
-from services.cli.lab import Lab
-from services.common.addresses import HostPort
-from services.common.channel import Remote
 
 if TYPE_CHECKING:
     from shardring.runner.v1.instance_service_pb2_grpc import InstanceServiceAsyncStub

@@ -10,13 +10,13 @@ import psutil
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2
-from shardring.downloads.v1 import downloads_service_pb2 as downloads_pb
-from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
-from shardring.runner.v1 import runner_pb2
 
 from services.cli.lab import Lab
 from services.cli.spans import Span, SpanCollector, tree
 from services.common.errors import Reason, ShardringError
+from shardring.downloads.v1 import downloads_service_pb2 as downloads_pb
+from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
+from shardring.runner.v1 import runner_pb2
 from tests.e2e.client import MODEL, Client, eventually
 from tests.e2e.conftest import MODELS, NODES
 

@@ -3,13 +3,13 @@
 import asyncio
 
 import click
-from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 from services.cli.census import take_census
 from services.cli.instances import stop_instance
 from services.cli.render.instances import instance_state
 from services.cli.shell import Shell, client_command
 from services.common.errors import ShardringError
+from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 
 @client_command

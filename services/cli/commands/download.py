@@ -6,8 +6,6 @@ from contextlib import aclosing
 
 import click
 from rich.console import Console
-from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
-from shardring.topology.v1 import topology_pb2
 
 from services.cli.follow import DOWNLOAD_ENDS, follow_downloads
 from services.cli.names import NodeNames, names_of_nodes, resolve_nodes
@@ -15,6 +13,8 @@ from services.cli.render.downloads import download_line
 from services.cli.shell import Shell, client_command
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_proto
+from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
+from shardring.topology.v1 import topology_pb2
 
 
 @client_command

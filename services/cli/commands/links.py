@@ -1,9 +1,8 @@
 """`shardring links`."""
 
-from shardring.topology.v1 import topology_pb2
-
 from services.cli.render.nodes import links_table
 from services.cli.shell import Shell, client_command
+from shardring.topology.v1 import topology_pb2
 
 
 @client_command

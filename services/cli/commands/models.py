@@ -2,11 +2,10 @@
 
 import asyncio
 
-from shardring.downloads.v1 import downloads_service_pb2
-
 from services.cli.names import names_of_nodes
 from services.cli.render.downloads import models_table
 from services.cli.shell import Shell, client_command
+from shardring.downloads.v1 import downloads_service_pb2
 
 
 @client_command

@@ -2,10 +2,9 @@
 
 import time
 
-from shardring.topology.v1 import topology_pb2
-
 from services.cli.render.nodes import nodes_table
 from services.cli.shell import Shell, client_command
+from shardring.topology.v1 import topology_pb2
 
 
 @client_command

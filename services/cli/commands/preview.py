@@ -3,11 +3,11 @@
 from typing import Any
 
 import click
-from shardring.placement.v1 import placement_service_pb2
 
 from services.cli.placing import placing_options, wanted_placement
 from services.cli.render.placements import previews
 from services.cli.shell import Shell, client_command
+from shardring.placement.v1 import placement_service_pb2
 
 
 @client_command

@@ -3,7 +3,6 @@
 from typing import Any
 
 import click
-from shardring.runner.v1 import runner_pb2
 
 from services.cli.asking import Question, ask, asking_options
 from services.cli.census import take_census
@@ -12,6 +11,7 @@ from services.cli.names import new_instance_id
 from services.cli.placing import placing_options, wanted_placement
 from services.cli.render.instances import where
 from services.cli.shell import Shell, client_command, follower
+from shardring.runner.v1 import runner_pb2
 
 
 @client_command

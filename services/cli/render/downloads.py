@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
-from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 
 from services.cli.names import NodeNames
 from services.cli.render.tables import Cell, add_row, bar, dim, new_table, share, state_text
 from services.cli.text import percent, size, whole_duration
+from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 
 
 def download_state(state: downloads_pb2.DownloadState.ValueType) -> str:

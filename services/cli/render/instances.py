@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
-from shardring.runner.v1 import runner_pb2
 
 from services.cli.names import names_of_ranks
 from services.cli.render.tables import add_row, bar, dim, new_table, state_text
 from services.cli.text import age, duration, percent, size, stage, whole_duration
+from shardring.runner.v1 import runner_pb2
 
 _RANKS_COLUMN = 3
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
-from shardring.common.v1 import common_pb2
-from shardring.topology.v1 import topology_pb2
 
 from services.cli.names import names_of_nodes
 from services.cli.render.tables import add_row, bar, dim, new_table
 from services.cli.text import age, duration, size
 from services.common.addresses import HostPort
+from shardring.common.v1 import common_pb2
+from shardring.topology.v1 import topology_pb2
 
 
 def nodes_table(nodes: Sequence[topology_pb2.Node], *, now: float) -> Table:

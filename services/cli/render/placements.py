@@ -4,12 +4,12 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from shardring.placement.v1 import placement_pb2, placement_service_pb2
 
 from services.cli.names import names_of_ranks
 from services.cli.render.nodes import backend_name
 from services.cli.render.tables import add_row, bar, new_table, share
 from services.cli.text import count, size, stage
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
 
 
 def placement_table(placement: placement_pb2.Placement) -> Table:

@@ -1,10 +1,9 @@
 """DownloadsService on the wire."""
 
-from shardring.downloads.v1 import downloads_service_pb2
-from shardring.downloads.v1.downloads_service_pb2_grpc import add_DownloadsServiceServicer_to_server
-
 from services.common.server import Registration
 from services.downloads.rpc.servicer import DownloadsServicer
+from shardring.downloads.v1 import downloads_service_pb2
+from shardring.downloads.v1.downloads_service_pb2_grpc import add_DownloadsServiceServicer_to_server
 
 FULL_NAME = downloads_service_pb2.DESCRIPTOR.services_by_name["DownloadsService"].full_name
 

@@ -1,8 +1,6 @@
 """Records to and from messages; nothing else touches them."""
 
 from google.protobuf import timestamp_pb2
-from shardring.common.v1 import common_pb2
-from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 
 from services.common.status import error_from_proto, error_to_proto
 from services.downloads.domain.records import (
@@ -16,6 +14,8 @@ from services.downloads.domain.records import (
     ModelOnNodes,
     NodeFraction,
 )
+from shardring.common.v1 import common_pb2
+from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 
 _STATES = {
     DownloadState.PENDING: downloads_pb2.DOWNLOAD_STATE_PENDING,

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from shardring.downloads.v1 import downloads_service_pb2 as pb
-from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceServicer
 
 from services.common.errors import Reason, ShardringError, invalid_field
 from services.downloads.app import Downloads
@@ -21,6 +19,8 @@ from services.downloads.rpc.convert import (
     on_nodes_to_proto,
 )
 from services.downloads.rpc.session import WorkerSession
+from shardring.downloads.v1 import downloads_service_pb2 as pb
+from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

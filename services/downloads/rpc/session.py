@@ -5,17 +5,6 @@ import itertools
 import logging
 from collections.abc import AsyncIterator
 
-from shardring.downloads.v1.downloads_service_pb2 import (
-    AttachWorkerRequest,
-    AttachWorkerResponse,
-    CancelDownloadCommand,
-    CommandResult,
-    DeleteModelCommand,
-    ReadModelCommand,
-    StartDownloadCommand,
-    WorkerWelcome,
-)
-
 from services.common import deadline
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_proto
@@ -26,6 +15,16 @@ from services.downloads.rpc.convert import (
     download_from_proto,
     facts_from_proto,
     layers_to_proto,
+)
+from shardring.downloads.v1.downloads_service_pb2 import (
+    AttachWorkerRequest,
+    AttachWorkerResponse,
+    CancelDownloadCommand,
+    CommandResult,
+    DeleteModelCommand,
+    ReadModelCommand,
+    StartDownloadCommand,
+    WorkerWelcome,
 )
 
 logger = logging.getLogger(__name__)

@@ -28,14 +28,14 @@ def hub_error(error: Exception, model_id: str, revision: str, endpoint: str) -> 
         return ShardringError(
             Reason.MODEL_ACCESS_DENIED,
             f"{endpoint} does not let this node read {model_id}: it is gated or disabled. Accept "
-            f"its terms on its page, then: {_LOGIN}",
+            f"its terms on its page. {_LOGIN}",
             metadata=named,
         )
     if isinstance(error, RevisionNotFoundError):
         return _not_found(f"{model_id} has no revision {revision!r}.", model_id, revision)
     if isinstance(error, RepositoryNotFoundError):
         return _not_found(
-            f"{endpoint} has no model {model_id!r}. Check the spelling; if it is private: {_LOGIN}",
+            f"{endpoint} has no model {model_id!r}. Check the spelling. Is it private? {_LOGIN}",
             model_id,
             revision,
         )
@@ -52,6 +52,8 @@ def hub_error(error: Exception, model_id: str, revision: str, endpoint: str) -> 
                 f"{endpoint} does not let this node read {model_id} (HTTP {code}). {_LOGIN}",
                 metadata=named,
             )
+        if code == 404:
+            return _not_found(f"{endpoint} has no model {model_id!r}.", model_id, revision)
         return _unreachable(f"{endpoint} answered HTTP {code}. Try again later.", named, endpoint)
     if isinstance(error, OfflineModeIsEnabled):
         return offline_error(model_id, endpoint)

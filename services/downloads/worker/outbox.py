@@ -5,6 +5,8 @@ import dataclasses
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
+from services.downloads.domain.records import CachedModel, Download
+from services.downloads.rpc.convert import cached_to_proto, download_to_proto
 from shardring.downloads.v1.downloads_service_pb2 import (
     AttachWorkerRequest,
     CommandResult,
@@ -13,9 +15,6 @@ from shardring.downloads.v1.downloads_service_pb2 import (
 from shardring.downloads.v1.downloads_service_pb2 import (
     CachedModel as CachedModelMessage,
 )
-
-from services.downloads.domain.records import CachedModel, Download
-from services.downloads.rpc.convert import cached_to_proto, download_to_proto
 
 
 class Outbox:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from google.protobuf import json_format
-from shardring.downloads.v1 import downloads_pb2
 
 from services.common.errors import Reason, ShardringError
 from services.downloads.domain.card import license_of
@@ -35,6 +34,7 @@ from services.downloads.worker.sources import (
     read_header,
     read_text,
 )
+from shardring.downloads.v1 import downloads_pb2
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,6 @@ import random
 from collections.abc import AsyncIterator
 
 import grpc
-from shardring.downloads.v1.downloads_service_pb2 import (
-    AttachWorkerRequest,
-    AttachWorkerResponse,
-    CommandResult,
-)
-from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
 
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
@@ -28,6 +22,12 @@ from services.downloads.worker.reader import ModelReader
 from services.downloads.worker.shelf import Shelf
 from services.downloads.worker.sources import Hub
 from services.downloads.worker.transfers import Transfers
+from shardring.downloads.v1.downloads_service_pb2 import (
+    AttachWorkerRequest,
+    AttachWorkerResponse,
+    CommandResult,
+)
+from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
 
 logger = logging.getLogger(__name__)
 

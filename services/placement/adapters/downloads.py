@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2, downloads_service_pb2_grpc
-
 from services.common.channel import Remote
 from services.placement.domain.candidates import Download, DownloadState
 from services.placement.domain.model import Model
 from services.placement.patience import at_most
+from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2, downloads_service_pb2_grpc
 
 # A node may have to ask the hub for the model's files first.
 MODEL_TIMEOUT_SECONDS = 60.0

@@ -1,12 +1,11 @@
 """Reads the cluster from the topology service."""
 
-from shardring.common.v1 import common_pb2
-from shardring.topology.v1 import topology_pb2, topology_service_pb2, topology_service_pb2_grpc
-
 from services.common.addresses import HostPort
 from services.common.channel import Remote
 from services.placement.domain.cluster import Backend, Cluster, Link, LinkKind, Node, cluster_of
 from services.placement.patience import at_most
+from shardring.common.v1 import common_pb2
+from shardring.topology.v1 import topology_pb2, topology_service_pb2, topology_service_pb2_grpc
 
 TIMEOUT_SECONDS = 5.0
 

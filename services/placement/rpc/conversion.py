@@ -1,13 +1,12 @@
 """Between PlacementService's messages and the domain."""
 
-from shardring.common.v1 import common_pb2
-from shardring.placement.v1 import placement_pb2, placement_service_pb2
-
 from services.common.errors import ShardringError
 from services.common.status import error_to_proto
 from services.placement.domain.cluster import Backend
 from services.placement.domain.placement import Placement, RankAssignment, Score
 from services.placement.domain.request import PlacementRequest, request_of
+from shardring.common.v1 import common_pb2
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
 
 _BACKENDS = {
     Backend.METAL: common_pb2.BACKEND_METAL,

@@ -3,7 +3,6 @@
 from typing import Any
 
 from grpc.aio import ServicerContext
-from shardring.placement.v1 import placement_service_pb2, placement_service_pb2_grpc
 
 from services.placement.app import PlacementApp
 from services.placement.rpc.conversion import (
@@ -11,6 +10,7 @@ from services.placement.rpc.conversion import (
     preview_to_proto,
     request_from_proto,
 )
+from shardring.placement.v1 import placement_service_pb2, placement_service_pb2_grpc
 
 
 class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):

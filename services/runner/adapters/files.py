@@ -5,12 +5,11 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from shardring.common.v1 import common_pb2
-from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2, downloads_service_pb2_grpc
-
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_proto
+from shardring.common.v1 import common_pb2
+from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2, downloads_service_pb2_grpc
 
 logger = logging.getLogger(__name__)
 

@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from shardring.runner.v1 import shard_service_pb2, shard_service_pb2_grpc
-
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
 from services.runner.child_protocol import Run
 from services.runner.domain.ring import Rank, Ring
 from services.runner.rpc.convert import ring_to_proto, sampling_to_proto, shard_from_proto
 from services.runner.views import ShardView
+from shardring.runner.v1 import shard_service_pb2, shard_service_pb2_grpc
 
 _CALL_SECONDS = 5.0
 _STOP_SECONDS = 10.0

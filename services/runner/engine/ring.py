@@ -1,18 +1,25 @@
 """One rank's place in the MLX ring: what it sends to the right and receives from the left.
 
 Every step travels rank 0 -> 1 -> ... -> n-1 as a header and a hidden state; the last rank sends
-the sampled token on to rank 0, which is its right neighbour. A rank that waits in `recv` keeps a
-core busy, so ranks enter the ring only while a request runs.
+the sampled token on to rank 0, which is its right neighbour.
+
+A pending `recv` keeps a core busy until its data comes, and would take it from the rank that
+computes that data. So a rank first sleeps until its neighbour's socket has something to read; the
+sockets are MLX's own, recognised by the ring's ports.
 """
 
 import json
 import os
+import select
+import socket
 import tempfile
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import mlx.core as mx
+
+from services.common.addresses import parse_host_port
 
 
 class Op(IntEnum):
@@ -52,6 +59,9 @@ class Ring:
             raise RuntimeError(
                 f"joined as rank {self.rank} of {self.size} instead of {rank} of {len(hosts)}"
             )
+        self._arrivals = select.poll()
+        for descriptor in _ring_sockets(hosts):
+            self._arrivals.register(descriptor, select.POLLIN)
         self.right = (rank + 1) % self.size
         self.left = (rank - 1) % self.size
 
@@ -67,16 +77,19 @@ class Ring:
             header = [step.op, 0, 0, 0]
         else:
             header = [step.op, *hidden.shape[1:], _DTYPES.index(hidden.dtype)]
-        sent = mx.distributed.send(mx.array(header, mx.int32), self.right, group=self._group)
-        if hidden is not None:
-            # Sends are evaluated in any order unless one depends on the other.
-            hidden = mx.depends(hidden, sent)
-            sent = mx.distributed.send(hidden, self.right, group=self._group)
-        mx.eval(sent)
+        first = mx.array(header, mx.int32)
+        if hidden is None:
+            mx.eval(mx.distributed.send(first, self.right, group=self._group))
+            return
+        # Sends are evaluated in any order unless one depends on the other. The header waits for
+        # the hidden state to be computed: it wakes the receiver, which then should not wait long.
+        announced = mx.distributed.send(mx.depends(first, hidden), self.right, group=self._group)
+        mx.eval(mx.distributed.send(mx.depends(hidden, announced), self.right, group=self._group))
 
     def receive(self) -> Step:
         """Wait for the left neighbour's next step."""
         group = self._group
+        self._arrivals.poll()
         header = mx.distributed.recv((4,), mx.int32, self.left, group=group)
         numbers: Any = header.tolist()
         op, length, width, dtype = numbers
@@ -93,6 +106,28 @@ class Ring:
 
     def receive_token(self) -> mx.array:
         """On rank 0: wait for the token, int32 [1]."""
+        self._arrivals.poll()
         token = mx.distributed.recv((1,), mx.int32, self.left, group=self._group)
         mx.eval(token)
         return token
+
+
+def _ring_sockets(hosts: tuple[str, ...]) -> list[int]:
+    """Return the descriptors of the connections between this rank and its neighbours.
+
+    One end of each has a port of the host list. Raises RuntimeError when there is none, for then
+    nothing would ever wake the rank.
+    """
+    ports = {parse_host_port(host).port for host in hosts} - {0}
+    found = []
+    for name in os.listdir("/dev/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                ends = (connection.getsockname(), connection.getpeername())
+        except OSError:
+            continue  # a file, a listening socket, or the descriptor of the listing itself
+        if any(isinstance(end, tuple) and end[1] in ports for end in ends):
+            found.append(int(name))
+    if not found:
+        raise RuntimeError("joined the ring, but found no connection to a neighbour")
+    return found

@@ -1,9 +1,6 @@
 """Between the runner's plain data and its messages."""
 
 from google.protobuf import duration_pb2, timestamp_pb2
-from shardring.common.v1 import common_pb2
-from shardring.placement.v1 import placement_pb2
-from shardring.runner.v1 import runner_pb2
 
 from services.common.addresses import HostPort
 from services.common.status import error_from_proto, error_to_proto
@@ -12,6 +9,9 @@ from services.runner.domain.ring import Rank, Ring
 from services.runner.domain.state import ShardState
 from services.runner.requests import Completion
 from services.runner.views import InstanceView, ShardView
+from shardring.common.v1 import common_pb2
+from shardring.placement.v1 import placement_pb2
+from shardring.runner.v1 import runner_pb2
 
 _FINISH_REASONS = {
     "stop": runner_pb2.FINISH_REASON_STOP,

@@ -2,9 +2,6 @@
 
 from collections.abc import AsyncIterator
 
-from shardring.runner.v1 import instance_service_pb2 as pb
-from shardring.runner.v1 import instance_service_pb2_grpc
-
 from services.common.paging import page
 from services.runner.app import Runner, random_seed
 from services.runner.requests import Part
@@ -15,6 +12,8 @@ from services.runner.rpc.convert import (
     ring_from_proto,
     sampling_from_proto,
 )
+from shardring.runner.v1 import instance_service_pb2 as pb
+from shardring.runner.v1 import instance_service_pb2_grpc
 
 
 class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):

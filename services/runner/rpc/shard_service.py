@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 
 from opentelemetry.propagate import inject
-from shardring.runner.v1 import runner_pb2, shard_service_pb2_grpc
-from shardring.runner.v1 import shard_service_pb2 as pb
 
 from services.common.errors import Reason, ShardringError
 from services.runner.app import Runner
 from services.runner.child_protocol import Run
 from services.runner.rpc.convert import ring_from_proto, sampling_from_proto, shard_to_proto
 from services.runner.views import InstanceView
+from shardring.runner.v1 import runner_pb2, shard_service_pb2_grpc
+from shardring.runner.v1 import shard_service_pb2 as pb
 
 
 class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):

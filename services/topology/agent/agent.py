@@ -7,9 +7,6 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from shardring.topology.v1 import topology_service_pb2 as pb
-from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
-
 from services.common.addresses import HostPort
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
@@ -24,6 +21,8 @@ from services.topology.rpc.convert import (
     links_request_to_proto,
     node_to_proto,
 )
+from shardring.topology.v1 import topology_service_pb2 as pb
+from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
 
 logger = logging.getLogger(__name__)
 

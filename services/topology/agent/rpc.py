@@ -4,16 +4,16 @@ import secrets
 from typing import Any
 
 from grpc.aio import ServicerContext
+
+from services.common.channel import Remote
+from services.common.errors import invalid_field
+from services.common.server import Registration
 from shardring.topology.v1 import node_identity_service_pb2 as pb
 from shardring.topology.v1.node_identity_service_pb2_grpc import (
     NodeIdentityServiceServicer,
     NodeIdentityServiceStub,
     add_NodeIdentityServiceServicer_to_server,
 )
-
-from services.common.channel import Remote
-from services.common.errors import invalid_field
-from services.common.server import Registration
 
 NONCE_BYTES = 16
 

@@ -2,9 +2,6 @@
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
-from shardring.common.v1 import common_pb2
-from shardring.topology.v1 import topology_pb2 as pb
-from shardring.topology.v1 import topology_service_pb2 as service_pb
 
 from services.common.addresses import HostPort
 from services.topology.domain.addresses import canonical
@@ -17,6 +14,9 @@ from services.topology.domain.model import (
     Node,
     Topology,
 )
+from shardring.common.v1 import common_pb2
+from shardring.topology.v1 import topology_pb2 as pb
+from shardring.topology.v1 import topology_service_pb2 as service_pb
 
 _KINDS: dict[InterfaceKind, pb.InterfaceKind.ValueType] = {
     kind: pb.InterfaceKind.Value(f"INTERFACE_KIND_{kind.name}") for kind in InterfaceKind

@@ -5,11 +5,6 @@ from contextlib import aclosing
 from typing import Any
 
 from grpc.aio import ServicerContext
-from shardring.topology.v1 import topology_service_pb2 as pb
-from shardring.topology.v1.topology_service_pb2_grpc import (
-    TopologyServiceServicer,
-    add_TopologyServiceServicer_to_server,
-)
 
 from services.common.server import Registration
 from services.topology.app import TopologyApp
@@ -20,6 +15,11 @@ from services.topology.rpc.convert import (
     node_from_proto,
     start_ns_from_proto,
     topology_to_proto,
+)
+from shardring.topology.v1 import topology_service_pb2 as pb
+from shardring.topology.v1.topology_service_pb2_grpc import (
+    TopologyServiceServicer,
+    add_TopologyServiceServicer_to_server,
 )
 
 Context = ServicerContext[Any, Any]

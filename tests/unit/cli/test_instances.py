@@ -1,13 +1,13 @@
 """Which instances there are, which of them will do, and how a question is put."""
 
 import pytest
-from shardring.placement.v1 import placement_pb2, placement_service_pb2
-from shardring.runner.v1 import runner_pb2
 
 from services.cli.asking import Question, generate_request
 from services.cli.census import Census, merge_views
 from services.cli.instances import Wanted, ready_instances
 from services.common.errors import Reason, ShardringError
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
+from shardring.runner.v1 import runner_pb2
 
 STATES = runner_pb2.InstanceState
 

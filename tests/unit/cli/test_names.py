@@ -5,7 +5,6 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shardring.topology.v1 import topology_pb2
 
 from services.cli.names import (
     NodeNames,
@@ -15,6 +14,7 @@ from services.cli.names import (
     short_ids,
 )
 from services.common.errors import Reason, ShardringError
+from shardring.topology.v1 import topology_pb2
 
 NODES = [
     topology_pb2.Node(node_id="aaaa1111bbbb", name="studio"),

@@ -4,11 +4,6 @@ import io
 
 import pytest
 from rich.console import Console, RenderableType
-from shardring.common.v1 import common_pb2
-from shardring.downloads.v1 import downloads_pb2
-from shardring.placement.v1 import placement_pb2, placement_service_pb2
-from shardring.runner.v1 import runner_pb2
-from shardring.topology.v1 import topology_pb2
 
 from services.cli.names import NodeNames
 from services.cli.render.downloads import download_line, downloads_progress
@@ -22,6 +17,11 @@ from services.cli.render.instances import (
 from services.cli.render.nodes import links_table, nodes_table
 from services.cli.render.placements import host_lists, placement_table, previews
 from services.cli.shell import make_console
+from shardring.common.v1 import common_pb2
+from shardring.downloads.v1 import downloads_pb2
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
+from shardring.runner.v1 import runner_pb2
+from shardring.topology.v1 import topology_pb2
 
 NODES = [
     topology_pb2.Node(node_id="b" * 32, name="beta", memory_total_bytes=8_000_000_000),

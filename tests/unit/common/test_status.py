@@ -3,7 +3,6 @@
 import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
-from shardring.common.v1.error_reason_pb2 import ErrorReason
 
 from services.common.errors import Reason, ShardringError
 from services.common.status import (
@@ -13,6 +12,7 @@ from services.common.status import (
     error_to_proto,
     error_to_trailers,
 )
+from shardring.common.v1.error_reason_pb2 import ErrorReason
 
 
 def rpc_error(code: grpc.StatusCode, *trailers: tuple[str, str | bytes]) -> AioRpcError:

@@ -1,10 +1,10 @@
 """The state of an instance follows from its ranks'."""
 
 import pytest
-from shardring.runner.v1 import runner_pb2
 
 from services.runner.domain.state import InstanceState, instance_state
 from services.runner.domain.state import ShardState as S
+from shardring.runner.v1 import runner_pb2
 
 
 @pytest.mark.parametrize(

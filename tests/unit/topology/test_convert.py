@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from shardring.common.v1 import common_pb2
-from shardring.topology.v1 import topology_pb2, topology_service_pb2
 
 from services.common.addresses import HostPort
 from services.topology.domain.model import Backend, Change, InterfaceKind, Topology
@@ -17,6 +15,8 @@ from services.topology.rpc.convert import (
     node_from_proto,
     node_to_proto,
 )
+from shardring.common.v1 import common_pb2
+from shardring.topology.v1 import topology_pb2, topology_service_pb2
 from tests.unit.topology.examples import link, node
 
 
