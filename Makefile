@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+# protoc finds its plugins on the path.
+TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
 .PHONY: setup demo test check bench gen lock clean
 
@@ -23,13 +25,13 @@ check: $(STAMP)
 	@$(BIN)/lint-imports
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --diff --exit-code
-	@sh scripts/check-generated.sh
+	@$(TOOLS) protos/generate.py --check
 
 bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks
 
 gen: $(STAMP)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python protos/generate.py
+	@$(TOOLS) protos/generate.py
 
 lock: $(STAMP)
 	@$(BIN)/uv pip compile -q --universal --no-emit-index-url --no-header --python-version 3.11 \

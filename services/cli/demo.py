@@ -30,6 +30,7 @@ from services.cli.render.tables import add_row, new_table
 from services.cli.render.trace import trace_tree
 from services.cli.spans import SpanCollector
 from services.common.errors import ShardringError
+from services.common.logs import start_logging
 from services.common.telemetry import start_telemetry
 from shardring.placement.v1 import placement_pb2, placement_service_pb2
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
@@ -203,6 +204,7 @@ async def run(console: Console, folder: Path) -> bool:
 def main() -> None:
     """Run the demo; exit with 0 if every answer was right."""
     console = Console(highlight=False)
+    start_logging("error")
     with tempfile.TemporaryDirectory(prefix="shardring-demo-") as folder:
         try:
             right = asyncio.run(run(console, Path(folder)))

@@ -35,6 +35,7 @@ _STOP_GRACE_SECONDS = 3.0
 # When a rank's part of the ring breaks, the rank that caused it is known a little later.
 _ROOT_CAUSE_SECONDS = 3.0
 _SIBLINGS_END_SECONDS = 10.0
+_DEATH_SECONDS = 1.0
 
 
 class FileSource(Protocol):
@@ -233,7 +234,8 @@ class ShardSupervisor:
             self._take(event)
         # The stream ends with the child. When nobody asked for that, it died.
         if not self._ending and self._suspect is None:
-            status = await child.kill()
+            # Its own status is worth a moment: killing it right away would hide how it died.
+            status = await child.ended(_DEATH_SECONDS)
             died = "was killed" if status < 0 else f"exited with status {status}"
             words = f": {child.last_words}" if child.last_words else ""
             raise self._shard_error(f"its process {died}{words}")

@@ -56,9 +56,13 @@ class ChildProcess:
     async def stop(self, grace_seconds: float) -> None:
         """Ask it to end, kill it when it does not in time, and wait until it is gone."""
         self.send(Stop())
+        await self.ended(grace_seconds)
+
+    async def ended(self, grace_seconds: float) -> int:
+        """Wait until it is gone, kill it when that takes too long, and return its exit status."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), grace_seconds)
-        await self.kill()
+        return await self.kill()
 
     async def kill(self) -> int:
         """Kill it unless it is gone, wait until it is, and return its exit status."""
