@@ -32,6 +32,7 @@ bench: $(STAMP)
 
 gen: $(STAMP)
 	@$(TOOLS) protos/generate.py
+	@$(BIN)/python scripts/errors-doc.py
 
 lock: $(STAMP)
 	@$(BIN)/uv pip compile -q --universal --no-emit-index-url --no-header --python-version 3.11 \

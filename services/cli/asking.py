@@ -10,24 +10,21 @@ import click
 from services.cli.follow import stream_generation
 from services.cli.render.instances import completion_line
 from services.cli.runner_client import RunnerClient
-from services.cli.shell import Shell
+from services.cli.shell import INT32, INT64, Shell
 from services.common.errors import invalid_field
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
-_INT32, _INT64 = 2**31 - 1, 2**63 - 1
-
-# Ranges are those of the messages' fields; what makes sense is for the service to say.
 _OPTIONS = (
     click.option("--system", default="", help="What the model is told about its part."),
     click.option("--raw", is_flag=True, help="Take the prompt as it is, without chat template."),
     click.option("--temperature", type=float, default=0.0, help="0 takes the likeliest token."),
     click.option("--top-p", type=float, help="Keep the likeliest that reach this probability."),
-    click.option("--top-k", type=click.IntRange(-_INT32, _INT32), default=0, help="Keep so many."),
+    click.option("--top-k", type=INT32, default=0, help="Keep so many."),
     click.option("--min-p", type=float, default=0.0, help="Keep those so likely as the best."),
-    click.option("--seed", type=click.IntRange(-_INT64, _INT64), help="Repeats a sampled answer."),
+    click.option("--seed", type=INT64, help="Repeats a sampled answer."),
     click.option(
         "--max-tokens",
-        type=click.IntRange(-_INT32, _INT32),
+        type=INT32,
         default=0,
         help="Stop after so many; 0: at the end of the context.",
     ),

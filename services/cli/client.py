@@ -4,10 +4,18 @@ import asyncio
 import ipaddress
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from services.cli.joining import (
+    DOWNLOADS_PORT,
+    LOCAL,
+    PLACEMENT_PORT,
+    TOPOLOGY_PORT,
+    found,
+    told,
+)
 from services.cli.runner_client import RunnerClient
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
@@ -21,8 +29,6 @@ from shardring.placement.v1.placement_service_pb2_grpc import PlacementServiceSt
 from shardring.topology.v1 import topology_pb2, topology_service_pb2
 from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
 
-TOPOLOGY_PORT, PLACEMENT_PORT, DOWNLOADS_PORT = 52410, 52411, 52412
-
 QUICK_SECONDS = 5.0
 # Placement and downloads may have to read a model's facts from the hub first.
 HUB_SECONDS = 60.0
@@ -34,7 +40,10 @@ class ClientOptions:
     """Where a client finds the cluster."""
 
     cluster: str = option(
-        "127.0.0.1", "Host that runs the cluster's services.", env="SHARDRING_CLUSTER"
+        "",
+        "Host that runs the cluster's services. If not named here nor in the file `join` of the "
+        "data folder: this machine, or else the one found on the LAN.",
+        env="SHARDRING_CLUSTER",
     )
     topology: str = option(
         "", "Address of the topology service, if elsewhere.", env="SHARDRING_TOPOLOGY"
@@ -45,6 +54,28 @@ class ClientOptions:
     downloads: str = option(
         "", "Address of the downloads service, if elsewhere.", env="SHARDRING_DOWNLOADS"
     )
+    cluster_name: str = option(
+        "", "Which cluster to take, of those found on the LAN.", env="SHARDRING_CLUSTER_NAME"
+    )
+    data_dir: str = option(
+        "~/.shardring", "Folder that may hold the file `join`.", env="SHARDRING_DATA_DIR"
+    )
+
+
+async def located(options: ClientOptions) -> ClientOptions:
+    """Return options that name the cluster's addresses, if need be after looking for it.
+
+    Raises what `services.cli.joining` does.
+    """
+    if options.cluster or options.topology:
+        return options
+    services = told("", options.data_dir) or await found(options.cluster_name)
+    return replace(
+        options,
+        topology=str(services.topology),
+        placement=options.placement or str(services.placement),
+        downloads=options.downloads or str(services.downloads),
+    )
 
 
 class Cluster:
@@ -53,7 +84,7 @@ class Cluster:
 
     def __init__(self, options: ClientOptions) -> None:
         """Raises INVALID_FIELD for an address that is none. Connects to nothing yet."""
-        host = _host(options.cluster)
+        host = _host(options.cluster or LOCAL)
         self._topology = Remote("topology", [_address(options.topology, host, TOPOLOGY_PORT)])
         self._placement = Remote("placement", [_address(options.placement, host, PLACEMENT_PORT)])
         self._downloads = Remote("downloads", [_address(options.downloads, host, DOWNLOADS_PORT)])
@@ -74,6 +105,11 @@ class Cluster:
         remotes = [self._topology, self._placement, self._downloads]
         remotes += [runner.remote for runner in self._runners.values()]
         await asyncio.gather(*(remote.close() for remote in remotes))
+
+    @property
+    def topology_address(self) -> HostPort:
+        """Where the topology service is looked for."""
+        return parse_host_port(self._topology.address)
 
     async def topology(self) -> topology_pb2.Topology:
         """Return the live nodes and their links."""

@@ -1,5 +1,6 @@
 """The `shardring` command: its table of commands, and how each of them may end."""
 
+import errno
 import json
 import os
 import sys
@@ -14,6 +15,8 @@ from services.cli.text import error_details
 from services.common.errors import ShardringError
 
 INTERRUPTED = 130
+# What writing to a full or broken disk says, as opposed to faults of our own.
+_OUTPUT_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _IN = "services.cli.commands"
 COMMANDS = {
@@ -52,6 +55,11 @@ COMMANDS = {
     "nodes": Lazy(f"{_IN}.nodes:nodes", "Show the machines of the cluster.", "shardring nodes"),
     "links": Lazy(
         f"{_IN}.links:links", "Show the verified links between nodes.", "shardring links"
+    ),
+    "doctor": Lazy(
+        f"{_IN}.doctor:doctor",
+        "Say what is wrong with the cluster's network.",
+        "shardring doctor",
     ),
     "models": Lazy(
         f"{_IN}.models:models", "Show which models are on which nodes.", "shardring models"
@@ -101,7 +109,10 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 refused or failed, 2 misused, 130 interrupted."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we live
+        stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without Unicode still gets tables
     asked = Asked()
@@ -117,10 +128,20 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has gone; let the interpreter's last flush go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone
+        code = 1
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAULTS:
+            raise
+        _drop_output()
+        click.echo(f"Cannot write the output: {error.strerror}.", err=True)
         code = 1
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Let the interpreter's last flush of standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(error: ShardringError, as_json: bool) -> None:

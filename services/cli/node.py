@@ -5,9 +5,19 @@ The composition root of a node; the only code that knows all three.
 
 import asyncio
 import contextlib
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from services.cli.joining import (
+    DOWNLOADS_PORT,
+    LOCAL,
+    TOPOLOGY_PORT,
+    Services,
+    found_in_time,
+    told,
+)
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
 from services.common.errors import invalid_field
@@ -18,12 +28,11 @@ from services.common.telemetry import start_telemetry
 from services.downloads.worker.worker import DownloadsWorker
 from services.runner.bootstrap import build_runner
 from services.topology.agent.agent import AgentOptions, TopologyAgent
+from services.topology.agent.bursts import BurstGate
 from services.topology.agent.identity import held_identity
 from services.topology.agent.report import MemoryRules
 from services.topology.agent.rpc import identity_registration
-
-TOPOLOGY_PORT = 52410
-DOWNLOADS_PORT = 52412
+from services.topology.domain.addresses import parsed
 
 
 @dataclass(frozen=True)
@@ -31,9 +40,14 @@ class NodeOptions:
     """How a node runs."""
 
     join: str = option(
-        "127.0.0.1",
-        "Host where the topology and downloads services run on their usual ports.",
+        "",
+        "Host where the topology and downloads services run on their usual ports. If not named "
+        "here nor in the file `join` of the data folder: this machine, or else, for a node that "
+        "listens on other than loopback, the one found on the LAN.",
         env="SHARDRING_JOIN",
+    )
+    cluster_name: str = option(
+        "", "Which cluster to join, of those found on the LAN.", env="SHARDRING_CLUSTER_NAME"
     )
     topology: str = option("", "Address of topology, if not at --join.", env="SHARDRING_TOPOLOGY")
     downloads: str = option(
@@ -47,7 +61,9 @@ class NodeOptions:
     )
     name: str = option("", "Name shown to people. Empty: the host name.", env="SHARDRING_NAME")
     data_dir: str = option(
-        "~/.shardring", "Folder that keeps this node's identity.", env="SHARDRING_DATA_DIR"
+        "~/.shardring",
+        "Folder that keeps this node's identity, and may hold the file `join`.",
+        env="SHARDRING_DATA_DIR",
     )
     memory_gb: float = option(
         0.0,
@@ -82,15 +98,28 @@ async def run_node(options: NodeOptions) -> None:
     for name in ("memory_gb", "headroom_gb"):
         if not 0 <= getattr(options, name) <= 1e6:
             raise invalid_field(name, getattr(options, name), "0 to 1000000")
-    topology = parse_host_port(options.topology or options.join, default_port=TOPOLOGY_PORT)
-    downloads = parse_host_port(options.downloads or options.join, default_port=DOWNLOADS_PORT)
+    named = named_services(options)
     stopped = asyncio.create_task(until_stopped(), name="until stopped")
     with held_identity(_data_folder(options)) as identity:
-        start_telemetry("shardring-node", node_id=identity.node_id, node_name=options.name)
+        looking = asyncio.create_task(
+            _located(named, options, listen), name="looking for a cluster"
+        )
+        await _first(looking, stopped)
+        if stopped.done():
+            looking.cancel()
+            await asyncio.wait([looking])
+            return
+        topology, downloads = looking.result()
+        start_telemetry(
+            "shardring-node",
+            node_id=identity.node_id,
+            node_name=options.name or socket.gethostname(),
+        )
         remote = Remote("downloads", [downloads])
         runner, registrations = build_runner(identity.node_id, remote)
+        gate = BurstGate(identity.node_id, runner.generating)
         server = await start_server(
-            listen, [identity_registration(identity.node_id), *registrations]
+            listen, [identity_registration(identity.node_id, gate), *registrations]
         )
         address = HostPort(listen.host, server.port)
         memory = MemoryRules(
@@ -100,14 +129,14 @@ async def run_node(options: NodeOptions) -> None:
             loaded_bytes=runner.loaded_bytes,
         )
         agent = TopologyAgent(
-            AgentOptions(topology, identity, address, options.name, options.lab, memory)
+            AgentOptions(topology, identity, address, options.name, options.lab, memory, gate)
         )
         worker = DownloadsWorker(identity.node_id, remote)
         announce("node", address)
         registered = asyncio.create_task(agent.registered.wait(), name="registered")
         running = [
             asyncio.create_task(agent.run(), name="topology agent"),
-            asyncio.create_task(worker.run(), name="downloads worker"),
+            asyncio.create_task(_work(worker, agent), name="downloads worker"),
         ]
         try:
             await _first(registered, stopped, *running)
@@ -127,9 +156,51 @@ async def run_node(options: NodeOptions) -> None:
                 task.result()
 
 
+async def _work(worker: DownloadsWorker, agent: TopologyAgent) -> None:
+    """Attach to downloads once topology has taken this node: a second machine with its id must
+    not take the first one's place there."""
+    await agent.registered.wait()
+    await worker.run()
+
+
+def named_services(options: NodeOptions) -> tuple[HostPort | None, HostPort | None]:
+    """Return where topology and downloads are, as far as the options or the join file say."""
+    services = told(options.join, options.data_dir)
+    topology = services.topology if services else None
+    if options.topology:
+        topology = parse_host_port(options.topology, default_port=TOPOLOGY_PORT)
+        services = services or Services.at(topology.host, "as told")
+    downloads = services.downloads if services else None
+    if options.downloads:
+        downloads = parse_host_port(options.downloads, default_port=DOWNLOADS_PORT)
+    return topology, downloads
+
+
+async def _located(
+    named: tuple[HostPort | None, HostPort | None], options: NodeOptions, listen: HostPort
+) -> tuple[HostPort, HostPort]:
+    """Return where topology and downloads are; looks on the LAN for as long as it takes.
+
+    Raises CLUSTER_AMBIGUOUS when more than one cluster could be meant.
+    """
+    topology, downloads = named
+    if topology is None:
+        services = Services.at(LOCAL, "on this machine")
+        if not options.lab and not _is_loopback(listen.host):
+            services = await found_in_time(options.cluster_name)
+        topology, downloads = services.topology, downloads or services.downloads
+    assert downloads is not None  # named or found, topology brings it along
+    return topology, downloads
+
+
+def _is_loopback(host: str) -> bool:
+    address = parsed(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
 def _data_folder(options: NodeOptions) -> Path:
     return Path(options.data_dir).expanduser()
 
 
-async def _first(*tasks: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
+async def _first(*tasks: "asyncio.Task[Any]") -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

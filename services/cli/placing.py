@@ -8,11 +8,12 @@ import click
 from services.cli.client import Cluster
 from services.cli.instances import Wanted
 from services.cli.names import resolve_nodes
+from services.cli.shell import INT32
 from shardring.placement.v1 import placement_service_pb2
 
 _OPTIONS = (
     click.option(
-        "--min-nodes", type=int, default=0, help="Use at least this many nodes; 0: as few as can."
+        "--min-nodes", type=INT32, default=0, help="Use at least this many nodes; 0: as few as can."
     ),
     click.option(
         "--require", multiple=True, metavar="NODE", help="Use this node too. May be repeated."

@@ -1,10 +1,11 @@
 """What every client command has: the cluster, --json, two consoles, and a quiet end."""
 
 import asyncio
+import dataclasses
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -14,7 +15,7 @@ from google.protobuf.message import Message
 from opentelemetry import trace
 from rich.console import Console
 
-from services.cli.client import ClientOptions, Cluster
+from services.cli.client import ClientOptions, Cluster, located
 from services.cli.follow import follow_instance
 from services.cli.instances import Follow
 from services.common.options import with_options
@@ -22,6 +23,9 @@ from services.common.telemetry import start_telemetry
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 TERMINATED = 128 + signal.SIGTERM
+# Ranges are those of the messages' fields; what makes sense is for the service to say.
+INT32 = click.IntRange(-(2**31), 2**31 - 1)
+INT64 = click.IntRange(-(2**63), 2**63 - 1)
 # Wide enough that nothing is cut or folded where no terminal sets a width.
 _PLAIN_WIDTH = 10_000
 
@@ -89,6 +93,7 @@ def client_command(work: Callable[..., Awaitable[None]]) -> click.Command:
     """
 
     def command(options: ClientOptions, as_json: bool, **values: Any) -> None:
+        check_text({**dataclasses.asdict(options), **values})
         _run(work, options, as_json, values)
 
     command.__name__, command.__doc__ = work.__name__, work.__doc__
@@ -97,6 +102,18 @@ def client_command(work: Callable[..., Awaitable[None]]) -> click.Command:
     shared.__click_params__ += getattr(work, "__click_params__", [])
     made: click.Command = click.command(shared)
     return made
+
+
+def check_text(values: Mapping[str, object]) -> None:
+    """Refuse bytes that are no UTF-8, which Python hands on as lone surrogates: no message can
+    hold them. Raises click.UsageError naming the parameter."""
+    for name, value in values.items():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and not text.isascii():
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    raise click.UsageError(f"{name} is not UTF-8 text: {text!a}.") from error
 
 
 def _note_json(ctx: click.Context, _: click.Parameter, as_json: bool) -> bool:
@@ -130,7 +147,7 @@ def _run(
         assert task is not None
         # As Ctrl-C does: what the command started is stopped on the way out.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        async with Cluster(options) as cluster:
+        async with Cluster(await located(options)) as cluster:
             shell = Shell(cluster, make_console(sys.stdout), make_console(sys.stderr), as_json)
             with tracer.start_as_current_span(f"shardring {work.__name__}"):
                 await work(shell, **values)

@@ -1,6 +1,7 @@
 """Figures and foreign text in words that fit a line."""
 
 import re
+from collections.abc import Sequence
 
 from services.common.errors import ShardringError
 
@@ -17,6 +18,24 @@ def size(byte_count: float) -> str:
         value, unit = value / 1000, unit + 1
     digits = 0 if unit == 0 or abs(value) >= 99.95 else 1
     return f"{value:.{digits}f} {_BYTE_UNITS[unit]}"
+
+
+def speed(bytes_per_second: float) -> str:
+    """Return a throughput in bits: "9.4 Gbit/s", "94 Mbit/s", "0.3 Mbit/s"."""
+    megabits = bytes_per_second * 8 / 1e6
+    if megabits >= 999.5:
+        return f"{megabits / 1000:.{0 if megabits >= 99_950 else 1}f} Gbit/s"
+    return f"{megabits:.{0 if megabits >= 9.95 else 1}f} Mbit/s"
+
+
+def listed(words: Sequence[str], most: int = 6) -> str:
+    """Return "a", "a and b", "a, b and c", "a, b and 7 more"."""
+    shown = list(words)
+    if len(shown) > most:
+        shown[most - 1 :] = [f"{len(words) - most + 1} more"]
+    if len(shown) < 2:
+        return "".join(shown)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def duration(seconds: float) -> str:

@@ -1,8 +1,12 @@
 """Addresses as text: parsing and printing `host:port`, with IPv6 in brackets."""
 
+import ipaddress
+import re
 from dataclasses import dataclass
 
 from services.common.errors import invalid_field
+
+_HOST_NAME = re.compile(r"(?=.{1,253}\Z)\w([\w-]*\w)?(\.\w([\w-]*\w)?)*\.?", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -28,3 +32,20 @@ def parse_host_port(text: str, *, default_port: int | None = None) -> HostPort:
     if not host or not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise invalid_field("address", text, "host:port, with IPv6 addresses in brackets")
     return HostPort(host, int(port))
+
+
+def is_ip_address(host: str) -> bool:
+    """Return whether the text is an IPv4 address, or an IPv6 address with or without a zone."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_reachable(field: str, address: HostPort) -> None:
+    """Raise ShardringError(INVALID_FIELD) unless it can be dialled: a host, a port from 1 on."""
+    if not is_ip_address(address.host) and not _HOST_NAME.fullmatch(address.host):
+        raise invalid_field(f"{field}.address", address.host, "an IP address or a host name")
+    if not 1 <= address.port <= 65535:
+        raise invalid_field(f"{field}.port", address.port, "1 to 65535")

@@ -72,16 +72,20 @@ class Remote:
         """`keepalive_seconds`: how long a silent connection counts as alive."""
         self.service = service
         self.address = str(addresses[0])
+        half_ms = round(keepalive_seconds * 500)
         self.channel = grpc.aio.insecure_channel(
             _target(addresses),
             options=[
-                ("grpc.keepalive_time_ms", round(keepalive_seconds * 500)),
-                ("grpc.keepalive_timeout_ms", round(keepalive_seconds * 500)),
+                ("grpc.keepalive_time_ms", half_ms),
+                # The answer to a keepalive ping is awaited for this long, whatever
+                # grpc.keepalive_timeout_ms says (grpc/grpc#39239); by default a minute.
+                ("grpc.http2.ping_timeout_ms", half_ms),
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.initial_reconnect_backoff_ms", 200),
-                ("grpc.min_reconnect_backoff_ms", 3_000),
+                # How long one attempt to connect may take.
+                ("grpc.min_reconnect_backoff_ms", min(3_000, half_ms)),
                 ("grpc.max_reconnect_backoff_ms", 2_000),
                 ("grpc.service_config", _SERVICE_CONFIG),
                 # Nodes are reached directly: through a proxy an address proves nothing.
@@ -136,9 +140,9 @@ class Remote:
             if isinstance(responses, AsyncGenerator):
                 await responses.aclose()
 
-    async def close(self) -> None:
-        """End the channel and any call on it."""
-        await self.channel.close()
+    async def close(self, grace_seconds: float | None = None) -> None:
+        """End the channel; calls on it may still end by themselves for `grace_seconds`."""
+        await self.channel.close(grace_seconds)
 
 
 def _target(addresses: Sequence[HostPort]) -> str:

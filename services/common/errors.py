@@ -26,6 +26,9 @@ class Reason(StrEnum):
     NODE_ID_DUPLICATE = auto()
     REVISION_COMPACTED = auto()
     WRONG_NODE = auto()
+    MEASUREMENT_BUSY = auto()
+    CLUSTER_AMBIGUOUS = auto()
+    CLUSTER_NOT_FOUND = auto()
 
     MODEL_NOT_FOUND = auto()
     MODEL_ACCESS_DENIED = auto()
@@ -86,6 +89,15 @@ class ShardringError(Exception):
         self.message = message
         self.metadata = {key: str(value) for key, value in (metadata or {}).items()}
         self.retry_delay_seconds = retry_delay_seconds
+
+    def bare(self) -> "ShardringError":
+        """Return the same error for keeping, without the traceback and all that it holds on to."""
+        return ShardringError(
+            self.reason,
+            self.message,
+            metadata={**self.metadata},
+            retry_delay_seconds=self.retry_delay_seconds,
+        )
 
 
 def invalid_field(field: str, value: object, expected: str) -> ShardringError:

@@ -16,7 +16,7 @@ from services.common import telemetry
 from services.common.addresses import HostPort
 from services.common.channel import MAX_MESSAGE_BYTES
 from services.common.errors import ShardringError
-from services.common.interceptors import ErrorInterceptor
+from services.common.interceptors import ErrorInterceptor, StreamInterceptor
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +66,19 @@ async def start_server(listen: HostPort, registrations: Sequence[Registration]) 
     Raises ListenError when the address is taken or not this machine's.
     """
     server = grpc.aio.server(
-        interceptors=[*telemetry.server_interceptors(), ErrorInterceptor()],
+        interceptors=[
+            StreamInterceptor(),
+            *telemetry.server_interceptors(),
+            ErrorInterceptor(),
+        ],
         options=[
             # Two processes on one port would each get half the calls.
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            # A caller that vanished is noticed within 20 s, and its streams are cancelled.
             ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 3_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),
             # Runners ping each other every second or two to notice a lost node in time.
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),

@@ -14,6 +14,10 @@ logger = logging.getLogger(__name__)
 
 DOMAIN = "shardring"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
+# gRPC may drop a call whose trailers are over 8 KiB; the message stands in them twice.
+MOST_MESSAGE_BYTES = 1_500
+MOST_METADATA_BYTES = 4_000
+MOST_VALUE_BYTES = 1_000
 # An answer is not a broken connection: tells gRPC's own retries not to ask again.
 NO_RETRY = ("grpc-retry-pushback-ms", "-1")
 
@@ -27,6 +31,9 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.NODE_ID_DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
     Reason.REVISION_COMPACTED: grpc.StatusCode.OUT_OF_RANGE,
     Reason.WRONG_NODE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.MEASUREMENT_BUSY: grpc.StatusCode.UNAVAILABLE,
+    Reason.CLUSTER_AMBIGUOUS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.CLUSTER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.MODEL_ACCESS_DENIED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.MODEL_WITHOUT_WEIGHTS: grpc.StatusCode.FAILED_PRECONDITION,
@@ -77,19 +84,47 @@ def known_error(error: Exception) -> ShardringError:
     )
 
 
+def error_message(error: ShardringError) -> str:
+    """Return an error's message as it may travel: on one line, for it may quote what steers a
+    terminal, and not longer than trailers allow."""
+    text = "".join(char if char.isprintable() else " " for char in error.message)
+    # Other than ASCII takes three times its bytes in a trailer.
+    return _cut(text, MOST_MESSAGE_BYTES if text.isascii() else MOST_MESSAGE_BYTES // 3)
+
+
+def _bounded(metadata: dict[str, str]) -> dict[str, str]:
+    """Return what trailers have room for: values cut, and the last keys left out."""
+    bounded, left = {}, MOST_METADATA_BYTES
+    for key, value in metadata.items():
+        short = _cut(value, MOST_VALUE_BYTES)
+        left -= len(key.encode()) + len(short.encode())
+        if left < 0:
+            break
+        bounded[key] = short
+    return bounded
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= most_bytes:
+        return encoded.decode()
+    return encoded[:most_bytes].decode(errors="ignore") + "..."
+
+
 def error_to_trailers(error: ShardringError) -> tuple[tuple[str, str | bytes], ...]:
     """Pack an error's reason, metadata and retry delay as grpc-status-details-bin."""
+    message = error_message(error)
     details = [
-        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+        error_details_pb2.ErrorInfo(
+            reason=error.reason, domain=DOMAIN, metadata=_bounded(error.metadata)
+        )
     ]
     packed = [_pack(detail) for detail in details]
     if error.retry_delay_seconds is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_delay_seconds * 1e9))
         packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-    status = status_pb2.Status(
-        code=CODES[error.reason].value[0], message=error.message, details=packed
-    )
+    status = status_pb2.Status(code=CODES[error.reason].value[0], message=message, details=packed)
     return ((STATUS_DETAILS_KEY, status.SerializeToString()), NO_RETRY)
 
 
@@ -124,8 +159,8 @@ def error_to_proto(error: ShardringError) -> common_pb2.Error:
     return common_pb2.Error(
         code=CODES[error.reason].value[0],
         reason=error.reason,
-        message=error.message,
-        metadata=error.metadata,
+        message=error_message(error),
+        metadata=_bounded(error.metadata),
     )
 
 

@@ -23,6 +23,7 @@ _QUIET_METHODS = (
     "ReportLinks",
     "RemoveNode",
     "Identify",
+    "MeasureLink",
     "WatchTopology",
     "WatchDownloads",
     "WatchInstance",
@@ -53,6 +54,8 @@ def start_telemetry(service_name: str, **attributes: str) -> TracerProvider:
         # Slow to import, and most processes export nothing.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
+        # The specification's 10 s would keep a process from ending when its collector is gone.
+        os.environ.setdefault("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider

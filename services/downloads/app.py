@@ -4,12 +4,12 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Sequence
 
 from services.common.errors import Reason, ShardringError
+from services.common.paging import newest_first, page
 from services.downloads.domain.fractions import node_fraction, pick_cached, pick_facts
 from services.downloads.domain.names import (
-    bad_page_token,
+    check_ids,
     check_layers,
     check_model_id,
-    check_page_size,
     check_revision,
 )
 from services.downloads.domain.records import (
@@ -64,24 +64,15 @@ class Downloads:
         self, node_id: str, model_id: str, page_size: int, page_token: str
     ) -> tuple[Sequence[Download], str]:
         """Return a page of downloads, newest first, and the token of the next one."""
-        size = check_page_size(page_size)
-        found = [
-            (_newest_first_key(download), download)
-            for download in self._fleet.of(node_id=node_id, model_id=model_id)
-        ]
-        found.sort(key=lambda entry: entry[0])
-        if page_token:
-            after = _key_of_token(page_token)
-            found = [entry for entry in found if entry[0] > after]
-        page = found[:size]
-        token = _token_of_key(page[-1][0]) if len(found) > size else ""
-        return [download for _, download in page], token
+        found = self._fleet.of(node_id=node_id, model_id=model_id)
+        return page(found, page_size, page_token, key=_newest_first)
 
     def fractions(
         self, model_id: str, node_ids: Sequence[str], revision: str
     ) -> Sequence[NodeFraction]:
         """Return how much of a model each asked node has, in node id order."""
         check_model_id(model_id)
+        check_ids("node_ids", node_ids)
         revision = check_revision(revision)
         # One commit for all nodes, the one that `model` would return facts of.
         facts = self._reported(model_id, revision)
@@ -95,17 +86,18 @@ class Downloads:
         self, download_ids: Collection[str]
     ) -> AsyncIterator[tuple[Sequence[Download], int]]:
         """Yield matching downloads and a revision: all at first, then those that changed."""
+        check_ids("download_ids", download_ids)
         wanted = set(download_ids)
         # Collects before the first message is made, so that no change falls between.
         with self._watchers.watch() as watch:
             first = [d for i, d in self._fleet.downloads.items() if not wanted or i in wanted]
-            yield sorted(first, key=_newest_first_key), self._watchers.revision
+            yield sorted(first, key=_newest_first), self._watchers.revision
             while True:
                 changed = await watch.changed()
                 ids = changed & wanted if wanted else changed
                 found = [d for i in ids if (d := self._fleet.downloads.get(i)) is not None]
                 if found:
-                    yield sorted(found, key=_newest_first_key), self._watchers.revision
+                    yield sorted(found, key=_newest_first), self._watchers.revision
 
     async def cancel(self, download_id: str) -> Download:
         """Stop a download and keep what it fetched."""
@@ -140,17 +132,14 @@ class Downloads:
 
     def models(self, page_size: int, page_token: str) -> tuple[Sequence[ModelOnNodes], str]:
         """Return a page of the models on attached nodes' disks, ordered by id."""
-        size = check_page_size(page_size)
-        ids = sorted(
-            {
-                model.model_id
-                for node in self._fleet.nodes.values()
-                for model in node.cached.values()
-                if model.downloaded_bytes and model.model_id > page_token
-            }
-        )
-        page = [self._on_nodes(model_id) for model_id in ids[:size]]
-        return page, ids[size - 1] if len(ids) > size else ""
+        ids = {
+            model.model_id
+            for node in self._fleet.nodes.values()
+            for model in node.cached.values()
+            if model.downloaded_bytes
+        }
+        shown, token = page(ids, page_size, page_token, key=str)
+        return [self._on_nodes(model_id) for model_id in shown], token
 
     def _on_nodes(self, model_id: str) -> ModelOnNodes:
         fractions, cached = [], []
@@ -205,19 +194,5 @@ def _best(node: AttachedNode, model_id: str) -> CachedModel | None:
     return pick_cached(models, "main") or pick_cached(models, None)
 
 
-def _newest_first_key(download: Download) -> tuple[float, str]:
-    return (-download.create_time, download.download_id)
-
-
-def _token_of_key(key: tuple[float, str]) -> str:
-    return f"{-key[0]!r}~{key[1]}"
-
-
-def _key_of_token(token: str) -> tuple[float, str]:
-    time, separator, download_id = token.partition("~")
-    try:
-        if separator:
-            return (-float(time), download_id)
-    except ValueError:
-        pass
-    raise bad_page_token(token)
+def _newest_first(download: Download) -> str:
+    return newest_first(download.create_time, download.download_id)

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from opentelemetry import trace
 
+from services.common import deadline
 from services.common.errors import Reason, ShardringError
 from services.placement.domain.budget import Stopped
 from services.placement.domain.candidates import Download
@@ -17,7 +18,6 @@ from services.placement.domain.model import Model
 from services.placement.domain.placement import Placement
 from services.placement.domain.refusals import check_cluster, while_gathering
 from services.placement.domain.request import PlacementRequest
-from services.placement.patience import at_most
 
 # Longest that one search may take where the caller sets no deadline.
 SEARCH_SECONDS = 30.0
@@ -97,7 +97,7 @@ class PlacementApp:
 
 async def _in_thread(search: Callable[[Callable[[], bool]], Answer]) -> Answer:
     """Run a search in a thread, until the caller is gone or its time is up."""
-    until = time.monotonic() + at_most(SEARCH_SECONDS)
+    until = time.monotonic() + deadline.leaving_time(SEARCH_SECONDS)
     abandoned = threading.Event()
     try:
         return await asyncio.to_thread(

@@ -4,18 +4,22 @@ import asyncio
 import logging
 import re
 import secrets
-import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from opentelemetry.propagate import inject
 
-from services.common.addresses import parse_host_port
+from services.common import deadline
 from services.common.errors import Reason, ShardringError, invalid_field
+from services.runner.adapters.ports import check_port_free
 from services.runner.adapters.sibling import RemoteSibling
 from services.runner.child_protocol import Run
+from services.runner.domain import faults
 from services.runner.domain.request import (
     Input,
     Sampling,
@@ -23,12 +27,14 @@ from services.runner.domain.request import (
     check_max_token_count,
     check_sampling,
 )
-from services.runner.domain.ring import Rank, Ring, check_ring
+from services.runner.domain.ring import Ring, check_ring
 from services.runner.requests import Completion, Part, Requests
 from services.runner.supervisor import FileSource, ShardSupervisor
 from services.runner.views import InstanceView
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _INSTANCE_ID = re.compile(r"[a-z0-9-]{1,64}")
 _END_SECONDS = 5.0
@@ -45,9 +51,30 @@ class _Instance:
     siblings: dict[int, RemoteSibling]
     requests: Requests
 
-    async def close(self) -> None:
-        await self.shard.close()
-        await asyncio.gather(*(sibling.close() for sibling in self.siblings.values()))
+    async def retire(self) -> None:
+        """Follow the instance to its end, then let go of the connections that this took."""
+        try:
+            await self.shard.settled()
+        finally:
+            await self.shard.close()
+            await asyncio.gather(*(sibling.close() for sibling in self.siblings.values()))
+            # A closed channel keeps its connections for as long as anything refers to it.
+            self.siblings.clear()
+            self.shard.siblings.clear()
+
+    async def stop(self) -> None:
+        """Stop every shard; return when this node's is gone and the others have answered."""
+        if self.shard.is_settled:
+            return
+        ranks = list(self.siblings)
+        stops = (self.siblings[rank].stop() for rank in ranks)
+        outcomes = await asyncio.gather(self.shard.stop(), *stops, return_exceptions=True)
+        for rank, outcome in zip(ranks, outcomes[1:], strict=True):
+            if isinstance(outcome, BaseException):
+                # It sees this rank end, and stops too.
+                logger.warning("Stopping %s: %s", self.shard.instance_id, outcome)
+            else:
+                self.shard.note_stopped(rank)
 
 
 class Runner:
@@ -57,6 +84,9 @@ class Runner:
         self.node_id = node_id
         self._files = files
         self._instances: dict[str, _Instance] = {}
+        self._starts: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
 
     async def start_instance(self, instance_id: str, ring: Ring) -> InstanceView:
         """Start every shard of a ring whose head is this node; all ranks accept, or none runs on.
@@ -65,21 +95,36 @@ class Runner:
         """
         check_ring(ring)
         if ring.head.node_id != self.node_id:
-            raise _not_head(instance_id, ring)
-        held = self._instances.get(instance_id)
-        running = held is not None and not held.shard.mine.state.ended
-        run_id = held.run_id if held is not None and running else uuid.uuid4().hex
-        await self.start_shard(instance_id, ring, 0, run_id)
-        siblings = self._instances[instance_id].siblings.values()
-        results = await asyncio.gather(
-            *(sibling.start(ring) for sibling in siblings), return_exceptions=True
-        )
-        refusals = [result for result in results if isinstance(result, BaseException)]
-        if refusals:
-            stops = (sibling.stop() for sibling in siblings)
-            await asyncio.gather(*stops, self.stop(instance_id), return_exceptions=True)
-            raise refusals[0]
-        return self.get(instance_id)
+            raise faults.not_head(instance_id, ring)
+        _check_id(instance_id)
+        # In a task of its own: a caller that goes away must not leave half of the ring told.
+        return await asyncio.shield(self._keep(self._start_all(instance_id, ring)))
+
+    async def _start_all(self, instance_id: str, ring: Ring) -> InstanceView:
+        deadline.set_remaining(None)
+        async with self._starts.setdefault(instance_id, asyncio.Lock()):
+            held = self._instances.get(instance_id)
+            if held is not None and held.shard.ring == ring and not held.shard.ending:
+                return _view(held)
+            if held is not None and held.shard.ending:
+                # The other ranks of the earlier start end a moment later.
+                await asyncio.wait(
+                    [asyncio.ensure_future(held.shard.settled())], timeout=_END_SECONDS
+                )
+            run_id = uuid.uuid4().hex
+            await self.start_shard(instance_id, ring, 0, run_id)
+            instance = self._instances[instance_id]
+            results = await asyncio.gather(
+                *(sibling.start(ring) for sibling in instance.siblings.values()),
+                return_exceptions=True,
+            )
+            refusals = [result for result in results if isinstance(result, BaseException)]
+            # A rank may have been told after the instance was stopped already.
+            if refusals or instance.shard.ending:
+                await instance.stop()
+            if refusals:
+                raise refusals[0]
+            return _view(instance)
 
     async def start_shard(self, instance_id: str, ring: Ring, rank: int, run_id: str) -> None:
         """Accept one rank of a ring. The same again while it lives changes nothing.
@@ -88,34 +133,31 @@ class Runner:
 
         Raises ShardringError as StartShard documents.
         """
-        if not _INSTANCE_ID.fullmatch(instance_id):
-            raise invalid_field("instance_id", instance_id, '1 to 64 of a-z, 0-9, "-"')
+        _check_id(instance_id)
         check_ring(ring)
         if not 0 <= rank < ring.world_size:
             raise invalid_field("rank", rank, f"0 to {ring.world_size - 1}")
         assigned = ring.ranks[rank]
         if assigned.node_id != self.node_id:
-            raise ShardringError(
-                Reason.WRONG_NODE,
-                f"Rank {rank} is for node {assigned.node_id}, but this is node {self.node_id}.",
-                metadata={"expected_node_id": assigned.node_id, "node_id": self.node_id},
-            )
+            raise faults.wrong_node(assigned, self.node_id)
         held = self._instances.get(instance_id)
         if held is not None and held.run_id != run_id and held.shard.ending:
-            async with asyncio.timeout(_END_SECONDS):
-                await held.shard.ended()
-        if held is not None and not held.shard.mine.state.ended:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(held.shard.ended(), _END_SECONDS)
+            held = self._instances.get(instance_id)
+        # From here on nothing is awaited, so that of two starts at once one finds the other.
+        if self._closing:
+            raise ShardringError(Reason.SHUTTING_DOWN, "This node is stopping.")
+        if held is not None:
             if (held.run_id, held.shard.ring, held.shard.rank.rank) == (run_id, ring, rank):
                 return
-            raise ShardringError(
-                Reason.INSTANCE_EXISTS,
-                f"Instance {instance_id} runs already, otherwise; stop it or take another id.",
-                metadata={"instance_id": instance_id},
-            )
-        self._check_port(assigned)
-        if held is not None:
-            await held.close()
-        await self._forget_old()
+            if not held.shard.mine.state.ended:
+                raise faults.instance_exists(instance_id)
+        for shard in self._live():
+            if assigned.ring_port is not None and shard.rank.ring_port == assigned.ring_port:
+                raise faults.ring_port_in_use(assigned)
+        check_port_free(assigned)
+        self._forget_old()
         trace_context: dict[str, str] = {}
         inject(trace_context)
         siblings = {
@@ -128,11 +170,13 @@ class Runner:
         async def submit(run: Run) -> None:
             await asyncio.gather(*(sibling.submit(run) for sibling in siblings.values()))
 
-        self._instances[instance_id] = _Instance(run_id, shard, siblings, Requests(shard, submit))
+        instance = _Instance(run_id, shard, siblings, Requests(shard, submit))
+        self._instances[instance_id] = instance
+        self._keep(instance.retire())
 
-    def submit(self, instance_id: str, run: Run) -> None:
+    def submit(self, instance_id: str, run_id: str, run: Run) -> None:
         """Hand a request to this node's rank, which is not the head."""
-        self._find(instance_id).shard.run(run)
+        self._find(instance_id, run_id).shard.run(run)
 
     def get(self, instance_id: str) -> InstanceView:
         """Return one instance. Raises ShardringError(INSTANCE_NOT_FOUND)."""
@@ -143,14 +187,12 @@ class Runner:
         views = [_view(instance) for instance in self._instances.values()]
         return sorted(views, key=lambda view: (-view.create_time, view.instance_id))
 
-    async def watch(self, instance_id: str, run_id: str = "") -> AsyncIterator[InstanceView]:
+    async def watch(self, instance_id: str, run_id: str = "") -> AsyncGenerator[InstanceView, None]:
         """Yield an instance as it is and at each change, until all its shards have ended.
 
         With `run_id`, another start of the instance counts as none.
         """
-        instance = self._find(instance_id)
-        if run_id not in ("", instance.run_id):
-            raise _not_found(instance_id)
+        instance = self._find(instance_id, run_id)
         while True:
             changed = instance.shard.changes.next
             yield _view(instance)
@@ -158,37 +200,37 @@ class Runner:
                 return
             await changed.wait()
 
-    async def stop(self, instance_id: str) -> InstanceView:
-        """Stop this node's shard and tell the others; return when this one is gone."""
-        instance = self._find(instance_id)
-        await instance.shard.stop()
-        return _view(instance)
+    async def stop_shard(self, instance_id: str, run_id: str) -> None:
+        """Stop this node's shard; return when it is gone. Quiet when there is none."""
+        held = self._instances.get(instance_id)
+        if held is not None and held.run_id == run_id:
+            await held.shard.stop()
 
     async def stop_instance(self, instance_id: str) -> InstanceView:
-        """Stop every shard. A sibling that cannot be reached sees this one end, and stops too."""
+        """Stop every shard; return when this node's is gone.
+
+        A sibling that cannot be reached sees this one end, and stops too.
+        """
         instance = self._find(instance_id)
-        stops = (sibling.stop() for sibling in instance.siblings.values())
-        outcomes = await asyncio.gather(self.stop(instance_id), *stops, return_exceptions=True)
-        for outcome in outcomes[1:]:
-            if isinstance(outcome, BaseException):
-                logger.warning("Stopping %s: %s", instance_id, outcome)
+        await instance.stop()
         return _view(instance)
 
     async def generate(
         self, instance_id: str, given: Input, sampling: Sampling, max_token_count: int
-    ) -> AsyncIterator[Part | Completion]:
+    ) -> AsyncGenerator[Part | Completion, None]:
         """Yield the parts of one generation, then its completion. Closing cancels.
 
         Raises ShardringError as Generate documents.
         """
         instance = self._find(instance_id)
         if instance.shard.rank.rank != 0:
-            raise _not_head(instance_id, instance.shard.ring)
+            raise faults.not_head(instance_id, instance.shard.ring)
         check_input(given)
         check_sampling(sampling)
         check_max_token_count(max_token_count)
-        async for part in instance.requests.generate(given, sampling, max_token_count):
-            yield part
+        async with aclosing(instance.requests.generate(given, sampling, max_token_count)) as parts:
+            async for part in parts:
+                yield part
 
     def reserved_bytes(self) -> int:
         """Return the memory promised to live shards, taken or not."""
@@ -198,53 +240,39 @@ class Runner:
         """Return how much of that they hold by now."""
         return sum(min(s.rank.weight_bytes, s.mine.memory_bytes) for s in self._live())
 
+    def generating(self) -> bool:
+        """Say whether a request is being worked on by any shard of this node, head or not."""
+        return any(shard.generating for shard in self._live())
+
     def _live(self) -> Iterator[ShardSupervisor]:
         for instance in self._instances.values():
             if not instance.shard.mine.state.ended:
                 yield instance.shard
 
     async def close(self, why: str) -> None:
-        """End all shards; their siblings elsewhere fail, naming this node."""
+        """End all shards, and start no more; their siblings elsewhere fail, naming this node."""
+        self._closing = True
         for instance in self._instances.values():
             shard = instance.shard
-            shard.fail(
-                ShardringError(
-                    Reason.NODE_LOST,
-                    f"Node {shard.rank.node_name} with rank {shard.rank.rank} {why}.",
-                    metadata={
-                        "rank": shard.rank.rank,
-                        "node_id": self.node_id,
-                        "phase": shard.mine.state.name,
-                    },
-                )
-            )
+            shard.fail(faults.node_lost(shard.rank, shard.mine.state, why))
         await asyncio.gather(*(i.shard.ended() for i in self._instances.values()))
-        await asyncio.gather(*(i.close() for i in self._instances.values()))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _find(self, instance_id: str) -> _Instance:
+    def _keep(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _find(self, instance_id: str, run_id: str = "") -> _Instance:
         instance = self._instances.get(instance_id)
-        if instance is None:
-            raise _not_found(instance_id)
+        if instance is None or run_id not in ("", instance.run_id):
+            raise faults.instance_not_found(instance_id)
         return instance
 
-    def _check_port(self, rank: Rank) -> None:
-        """Refuse at once a ring port that another process has."""
-        if not rank.hosts:
-            return
-        port = parse_host_port(rank.hosts[rank.rank]).port
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("0.0.0.0", port))
-            except OSError as error:
-                raise ShardringError(
-                    Reason.RING_PORT_IN_USE,
-                    f"Port {port} of node {rank.node_name} is taken; place the instance again "
-                    "under another request id.",
-                    metadata={"port": port, "node_id": rank.node_id},
-                ) from error
-
-    async def _forget_old(self) -> None:
+    def _forget_old(self) -> None:
         now = time.time()
         ended = [
             (instance.shard.mine.state_time, instance_id)
@@ -254,12 +282,17 @@ class Runner:
         ended.sort(reverse=True)
         for index, (end_time, instance_id) in enumerate(ended):
             if index >= _ENDED_KEPT_COUNT or now - end_time > _ENDED_KEPT_SECONDS:
-                await self._instances.pop(instance_id).close()
+                del self._instances[instance_id]
 
 
 def random_seed() -> int:
     """Return a seed for a request that brings none."""
     return secrets.randbits(63)
+
+
+def _check_id(instance_id: str) -> None:
+    if not _INSTANCE_ID.fullmatch(instance_id):
+        raise faults.bad_instance_id(instance_id)
 
 
 def _view(instance: _Instance) -> InstanceView:
@@ -272,20 +305,4 @@ def _view(instance: _Instance) -> InstanceView:
         create_time=shard.create_time,
         request_count=instance.requests.count,
         has_chat_template=shard.has_chat_template,
-    )
-
-
-def _not_found(instance_id: str) -> ShardringError:
-    return ShardringError(
-        Reason.INSTANCE_NOT_FOUND,
-        f"This node knows no instance {instance_id!r}.",
-        metadata={"instance_id": instance_id},
-    )
-
-
-def _not_head(instance_id: str, ring: Ring) -> ShardringError:
-    return ShardringError(
-        Reason.NOT_HEAD,
-        f"The head of instance {instance_id} is node {ring.head.node_name}; ask there.",
-        metadata={"instance_id": instance_id, "head_node_id": ring.head.node_id},
     )

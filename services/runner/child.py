@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -54,19 +55,26 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """Carries out commands in order; Prepare and Cancel are taken out of turn."""
+    """Carries out commands in order; Prepare, Cancel and Stop are taken out of turn.
 
-    def __init__(self, control: socket.socket, trace_context: Context) -> None:
+    `flush` sends off the telemetry.
+    """
+
+    def __init__(
+        self, control: socket.socket, trace_context: Context, flush: Callable[[], object]
+    ) -> None:
         self._control = control
+        self._flush = flush
         self._start_context = trace_context
         self._commands: queue.Queue[Command] = queue.Queue()
         self._sending = threading.Lock()
         self._engine = ShardEngine(self._send)
 
     def run(self) -> None:
-        """Work until told to stop, or until something fails, which is reported."""
+        """Work until something fails, which is reported; Stop ends the process meanwhile."""
         threading.Thread(target=self._listen, name="control", daemon=True).start()
-        while not isinstance(command := self._commands.get(), Stop):
+        while True:
+            command = self._commands.get()
             try:
                 self._do(command)
             except LoadError as error:
@@ -104,12 +112,15 @@ class Child:
 
     def _listen(self) -> None:
         # The parent holds the other end for as long as it lives; whatever the main thread is in,
-        # even a collective that never returns, must not outlive it.
+        # even a collective that never returns, must not outlive it, nor hold up its stop.
         with self._control.makefile("rb") as lines:
             for line in lines:
                 match decode(line):
                     case Cancel(request_id=request_id):
                         self._engine.cancel(request_id)
+                    case Stop():
+                        self._flush()
+                        break
                     case Prepare() as command:
                         self._prepare(command)
                     case command:
@@ -164,7 +175,7 @@ def main() -> None:
     )
     control = socket.socket(fileno=arguments.control_fd)
     carrier = {key.lower(): os.environ.get(key, "") for key in ("TRACEPARENT", "TRACESTATE")}
-    Child(control, extract(carrier)).run()
+    Child(control, extract(carrier), provider.shutdown).run()
     provider.shutdown()
     # MLX's ring threads may be waiting for a peer that is gone; there is nothing left to lose.
     sys.stderr.flush()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,9 @@ from services.runner.child_protocol import (
     Run,
     Tokens,
 )
+from services.runner.domain import faults
 from services.runner.domain.request import Input, Sampling
-from services.runner.domain.state import ShardState
-from services.runner.supervisor import ShardSupervisor, not_ready
+from services.runner.supervisor import ShardSupervisor
 
 tracer = trace.get_tracer(__name__)
 
@@ -62,6 +62,7 @@ class _Request:
     request_id: str
     events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue)
     parts: asyncio.Queue[Part | Completion | ShardringError] = field(default_factory=asyncio.Queue)
+    begun: bool = False
     running: bool = False
     abandoned: bool = False
 
@@ -88,15 +89,14 @@ class Requests:
 
     async def generate(
         self, given: Input, sampling: Sampling, max_token_count: int
-    ) -> AsyncIterator[Part | Completion]:
+    ) -> AsyncGenerator[Part | Completion, None]:
         """Yield parts, then one completion. Closing the iterator cancels the request.
 
         Raises ShardringError: what `Tokenizer.prepare` refuses, QUEUE_FULL, INSTANCE_NOT_READY,
         and INSTANCE_FAILED with the count of tokens already sent.
         """
         shard = self._shard
-        if shard.mine.state is not ShardState.READY:
-            raise not_ready(shard.instance_id, shard.mine.state, shard.error)
+        shard.check_ready()
         if self.count >= QUEUE_LIMIT:
             raise ShardringError(
                 Reason.QUEUE_FULL,
@@ -107,7 +107,8 @@ class Requests:
         request = _Request(uuid.uuid4().hex)
         self._requests[request.request_id] = request
         # A task of its own: when the client goes away, the ring still has to be told and awaited.
-        self._keep(self._work(request, given, sampling, max_token_count))
+        work = self._keep(self._work(request, given, sampling, max_token_count))
+        work.add_done_callback(lambda _: self._requests.pop(request.request_id))
         sent = 0
         try:
             while True:
@@ -125,11 +126,14 @@ class Requests:
             request.abandoned = True
             if request.running:
                 shard.send(Cancel(request.request_id))
+            elif not request.begun:
+                work.cancel()
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _take(self, event: Event) -> None:
         request = self._requests.get(getattr(event, "request_id", ""))
@@ -151,9 +155,8 @@ class Requests:
             queued = time.perf_counter()
             with tracer.start_as_current_span("queue"):
                 await self._turn.acquire()
+            request.begun = True
             try:
-                if request.abandoned:
-                    return
                 waited = time.perf_counter() - queued
                 run = Run(request.request_id, prompt, sampling, max_token_count, _trace_context())
                 finished = await self._run(request, run)
@@ -172,8 +175,6 @@ class Requests:
             )
         except Exception as error:
             request.parts.put_nowait(known_error(error))
-        finally:
-            del self._requests[request.request_id]
 
     async def _prepare(self, request: _Request, given: Input) -> tuple[int, ...]:
         self._shard.send(Prepare(request.request_id, given))
@@ -209,25 +210,12 @@ class Requests:
             async with asyncio.timeout(STEP_SECONDS):
                 event = await request.events.get()
         except TimeoutError:
-            shard.fail(_stuck(shard))
+            shard.fail(faults.request_stuck(shard.rank, STEP_SECONDS))
             await shard.ended()
             event = None
         if event is None:
-            raise not_ready(shard.instance_id, shard.mine.state, shard.error)
+            raise faults.instance_not_ready(shard.instance_id, shard.mine.state, shard.error)
         return event
-
-
-def _stuck(shard: ShardSupervisor) -> ShardringError:
-    return ShardringError(
-        Reason.PHASE_TIMEOUT,
-        f"A request made no progress for {STEP_SECONDS:.0f} s; some rank of the ring is stuck.",
-        metadata={
-            "rank": shard.rank.rank,
-            "phase": shard.mine.state.name,
-            "limit_seconds": STEP_SECONDS,
-            "missing_ranks": "",
-        },
-    )
 
 
 def _trace_context() -> dict[str, str]:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,13 +19,16 @@ from services.runner.child_protocol import (
     Connected,
     Event,
     Failed,
+    Finished,
+    Followed,
     Load,
     Loaded,
     Ready,
     Run,
     WarmUp,
 )
-from services.runner.domain.plan import Action, View, missing_ranks, next_action, stall_limit
+from services.runner.domain import faults
+from services.runner.domain.plan import Action, View, next_action, stall_limit
 from services.runner.domain.ring import Rank, Ring
 from services.runner.domain.state import ShardState
 from services.runner.views import ShardView
@@ -88,6 +92,8 @@ class ShardSupervisor:
         self._stopping = self._ending = False
         self._ended = asyncio.Event()
         self._suspect: ShardringError | None = None
+        self._suspect_until = 0.0
+        self._requests_at_work: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._main = asyncio.create_task(self._live(), name=f"shard {self.instance_id}")
 
@@ -95,6 +101,11 @@ class ShardSupervisor:
     def mine(self) -> ShardView:
         """This rank's own shard."""
         return self.views[self.rank.rank]
+
+    @property
+    def generating(self) -> bool:
+        """True while this rank, head or not, works on a request."""
+        return bool(self._requests_at_work) and not self.mine.state.ended
 
     @property
     def ending(self) -> bool:
@@ -106,10 +117,17 @@ class ShardSupervisor:
         """Why the instance failed, as far as this rank knows."""
         return next((view.error for view in self.views.values() if view.error), None)
 
+    def check_ready(self) -> None:
+        """Raise ShardringError unless every rank is READY, as far as this one knows."""
+        for view in (self.mine, *self.views.values()):
+            if view.state is not ShardState.READY:
+                raise faults.instance_not_ready(self.instance_id, view.state, self.error)
+
     def run(self, request: Run) -> None:
         """Have the child work on a request. Raises ShardringError unless the shard is READY."""
         if self.mine.state is not ShardState.READY or self._child is None:
-            raise not_ready(self.instance_id, self.mine.state, self.error)
+            raise faults.instance_not_ready(self.instance_id, self.mine.state, self.error)
+        self._requests_at_work.add(request.request_id)
         self._child.send(request)
 
     def send(self, command: Any) -> None:
@@ -132,6 +150,20 @@ class ShardSupervisor:
         """Return when the shard has ended."""
         await self._ended.wait()
 
+    @property
+    def is_settled(self) -> bool:
+        """True when every rank has ended, or was given up."""
+        return self._main.done()
+
+    async def settled(self) -> None:
+        """Return when every rank has ended, or was given up."""
+        await asyncio.wait([self._main])
+
+    def note_stopped(self, rank: int) -> None:
+        """Note that a sibling's node said that its shard is gone, or never was."""
+        if not self.views[rank].state.ended:
+            self._take_view(replace(self.views[rank], state=ShardState.STOPPED, memory_bytes=0))
+
     async def close(self) -> None:
         """After the end: stop watching the siblings."""
         self._main.cancel()
@@ -140,7 +172,8 @@ class ShardSupervisor:
     async def _live(self) -> None:
         # The call that started the shard ends long before the shard does.
         deadline.set_remaining(None)
-        followers = [self._spawn(self._follow(*item)) for item in self.siblings.items()]
+        for rank, sibling in self.siblings.items():
+            self._spawn(self._follow(rank, sibling))
         try:
             while not self.mine.state.ended:
                 try:
@@ -149,12 +182,24 @@ class ShardSupervisor:
                     await self._end(ShardState.FAILED, known_error(error))
             self._ended.set()
             # Siblings end a moment later; what is listed of them should be how they ended.
-            if followers:
-                await asyncio.wait(followers, timeout=_SIBLINGS_END_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._siblings_ended(), _SIBLINGS_END_SECONDS)
         finally:
+            self._ended.set()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._give_up_siblings()
+
+    async def _siblings_ended(self) -> None:
+        while not all(view.state.ended for view in self.views.values()):
+            await self.changes.next.wait()
+
+    def _give_up_siblings(self) -> None:
+        """List no rank as alive that nobody follows any more."""
+        for view in list(self.views.values()):
+            if not view.state.ended:
+                self._take_view(self._failed(view, self.mine.error or self._unseen(view)))
 
     async def _step(self) -> None:
         changed = self.changes.next
@@ -181,8 +226,9 @@ class ShardSupervisor:
                 self._begin(ShardState.WARMING_UP)
                 return self.send(WarmUp())
             case Action.WAIT if self._suspect is not None:
+                left = self._suspect_until - time.monotonic()
                 try:
-                    await asyncio.wait_for(changed.wait(), _ROOT_CAUSE_SECONDS)
+                    await asyncio.wait_for(changed.wait(), left)
                 except TimeoutError:
                     self.fail(self._suspect)
             case Action.WAIT:
@@ -190,7 +236,7 @@ class ShardSupervisor:
                 try:
                     await asyncio.wait_for(changed.wait(), limit)
                 except TimeoutError:
-                    self.fail(self._timeout(view, limit))
+                    self.fail(faults.phase_timeout(self.ring, view, limit or 0))
         return None
 
     def _view(self) -> View:
@@ -227,7 +273,13 @@ class ShardSupervisor:
         )
         logger.info("%s rank %d runs as process %d", self.instance_id, rank.rank, child.pid)
         child.send(Connect(rank.rank, rank.hosts))
+        self._spawn(self._watch(child))
         return child
+
+    async def _watch(self, child: ChildProcess) -> None:
+        # The others would wait for it in the ring for ever, at full speed.
+        if await child.halted():
+            raise self._shard_error("its process was stopped by a signal")
 
     async def _listen(self, child: ChildProcess) -> None:
         async for event in child.events():
@@ -258,32 +310,48 @@ class ShardSupervisor:
                     self.fail(error)
                 else:
                     self._suspect = error
+                    self._suspect_until = time.monotonic() + _ROOT_CAUSE_SECONDS
                     self.changes.notify()
+            case Followed(request_id=request_id):
+                self._requests_at_work.discard(request_id)
             case _:
+                if isinstance(event, Finished):
+                    self._requests_at_work.discard(event.request_id)
                 self.on_event(event)
 
     async def _follow(self, rank: int, sibling: Sibling) -> None:
-        def take(view: ShardView) -> None:
-            self.views[rank] = view
-            self.changes.notify()
-
         try:
-            await sibling.follow(take)
+            await sibling.follow(self._take_view)
         except ShardringError as error:
             if error.reason is Reason.NODE_LOST:
                 error.metadata |= {"rank": str(rank), "phase": self.views[rank].state.name}
-            failed = replace(self.views[rank], state=ShardState.FAILED, memory_bytes=0)
-            take(replace(failed, state_time=time.time(), error=error))
+            self._take_view(self._failed(self.views[rank], error))
+
+    def _take_view(self, view: ShardView) -> None:
+        self.views[view.rank] = view
+        self.changes.notify()
+
+    @staticmethod
+    def _failed(view: ShardView, error: ShardringError) -> ShardView:
+        return replace(
+            view,
+            state=ShardState.FAILED,
+            state_time=time.time(),
+            memory_bytes=0,
+            error=error.bare(),
+        )
 
     async def _end(self, state: ShardState, error: ShardringError | None = None) -> None:
         """Release everything, then say so."""
         self._ending = True
+        # One that is still on its way into the ring has nothing to flush, and cannot hear.
+        graceful = state is ShardState.STOPPED and self.mine.state > ShardState.CONNECTING
         if state is ShardState.STOPPED:
             self._note(state=ShardState.STOPPING)
         else:
             logger.warning("%s rank %d failed: %s", self.instance_id, self.rank.rank, error)
         if self._child is not None:
-            if state is ShardState.STOPPED:
+            if graceful:
                 await self._child.stop(_STOP_GRACE_SECONDS)
             else:
                 await self._child.kill()
@@ -292,6 +360,8 @@ class ShardSupervisor:
     def _note(self, **changed: Any) -> None:
         """Change this rank's own view and wake whoever watches it."""
         before = self.mine
+        if error := changed.get("error"):
+            changed["error"] = error.bare()
         after = replace(before, **changed)
         if after.state is not before.state:
             after = replace(after, state_time=time.time())
@@ -301,33 +371,15 @@ class ShardSupervisor:
     def _cause(self) -> ShardringError:
         """Return the error of the sibling that failed, naming it."""
         view = next(v for v in self.views.values() if v.state is ShardState.FAILED)
-        return view.error or self._shard_error("it failed", rank=self.ring.ranks[view.rank])
+        rank = self.ring.ranks[view.rank]
+        return view.error or faults.shard_failed(rank, view.state, "it did not say why")
 
-    def _shard_error(
-        self, why: str, reason: Reason = Reason.SHARD_FAILED, rank: Rank | None = None
-    ) -> ShardringError:
-        rank = rank or self.rank
-        phase = self.views[rank.rank].state.name
-        return ShardringError(
-            reason,
-            f"Rank {rank.rank} on node {rank.node_name} failed in {phase}: {why}",
-            metadata={"rank": rank.rank, "node_id": rank.node_id, "phase": phase},
-        )
+    def _shard_error(self, why: str, reason: Reason = Reason.SHARD_FAILED) -> ShardringError:
+        return faults.shard_failed(self.rank, self.mine.state, why, reason)
 
-    def _timeout(self, view: View, limit: float | None) -> ShardringError:
-        missing = missing_ranks(view)
-        names = ", ".join(f"{rank} on {self.ring.ranks[rank].node_name}" for rank in missing)
-        return ShardringError(
-            Reason.PHASE_TIMEOUT,
-            f"Nothing moved for {limit:.0f} s while rank {view.rank} was {view.state.name}; "
-            f"waiting for rank {names}.",
-            metadata={
-                "rank": view.rank,
-                "phase": view.state.name,
-                "limit_seconds": limit,
-                "missing_ranks": ",".join(map(str, missing)),
-            },
-        )
+    def _unseen(self, view: ShardView) -> ShardringError:
+        rank = self.ring.ranks[view.rank]
+        return faults.node_lost(rank, view.state, "was not seen to end")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def guarded() -> None:
@@ -340,21 +392,3 @@ class ShardSupervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def not_ready(instance_id: str, state: ShardState, error: ShardringError | None) -> ShardringError:
-    """Return the error for a request to an instance that cannot take it now."""
-    if state is ShardState.FAILED:
-        why = f": {error.message}" if error else "."
-        return ShardringError(
-            Reason.INSTANCE_FAILED,
-            f"Instance {instance_id} failed{why}",
-            metadata={"instance_id": instance_id, **(error.metadata if error else {})},
-        )
-    ended = state >= ShardState.STOPPING
-    return ShardringError(
-        Reason.INSTANCE_NOT_READY,
-        f"Instance {instance_id} {'has stopped' if ended else 'is still starting'} ({state.name}).",
-        metadata={"instance_id": instance_id, "state": state.name},
-        retry_delay_seconds=None if ended else 2,
-    )

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 TINY_FACTS = "shardring/tiny-facts"
-LLAMA = "random/llama-39m"
+LLAMA = "random/llama-38m"
 QWEN2 = "random/qwen2-48m"
 
 _SOURCE = Path(__file__).parents[2] / "models" / TINY_FACTS

@@ -36,7 +36,9 @@ async def run_pipeline(model: Path, prompt: list[int], token_count: int, ranks: 
     return (await _run([model] * ranks, prompt, token_count, hosts))[0]
 
 
-async def _run(models: list[Path], prompt: list[int], token_count: int, hosts: list[str]) -> list[Run]:
+async def _run(
+    models: list[Path], prompt: list[int], token_count: int, hosts: list[str]
+) -> list[Run]:
     task = json.dumps({"prompt": prompt, "token_count": token_count}).encode()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as host_file:
         json.dump([[host] for host in hosts], host_file)
@@ -69,6 +71,7 @@ async def _run(models: list[Path], prompt: list[int], token_count: int, hosts: l
 def _main(model_path: str) -> None:
     import mlx.core as mx
     from mlx_lm import load, stream_generate
+    from mlx_lm.generate import generation_stream
     from mlx_lm.utils import sharded_load
 
     task = json.load(sys.stdin)
@@ -78,18 +81,23 @@ def _main(model_path: str) -> None:
         model, tokenizer = sharded_load(model_path, pipeline_group=group)
     else:
         model, tokenizer = load(model_path)
+
+    def meet() -> None:
+        # mlx-lm begins a step beyond the last token; no rank may leave while others are in it.
+        mx.synchronize(generation_stream)
+        if group is not None:
+            mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))
+
     for _ in stream_generate(model, tokenizer, task["prompt"], max_tokens=8):
         pass
-    if group is not None:
-        mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))
+    meet()
     arrivals: list[float] = []
     tokens: list[int] = []
     began = time.perf_counter()
-    for part in stream_generate(
-        model, tokenizer, task["prompt"], max_tokens=task["token_count"]
-    ):
+    for part in stream_generate(model, tokenizer, task["prompt"], max_tokens=task["token_count"]):
         arrivals.append(time.perf_counter())
         tokens.append(part.token)
+    meet()
     first, last = arrivals[0], arrivals[-1]
     json.dump(
         {

@@ -36,11 +36,22 @@ def raised(error: ShardringError | None) -> None:
 class FakeTopology(topology_service_pb2_grpc.TopologyServiceServicer):
     def __init__(self) -> None:
         self.topology = topology_pb2.Topology()
+        self.changed: asyncio.Queue[None] = asyncio.Queue()
 
     async def GetTopology(
         self, request: topology_service_pb2.GetTopologyRequest, context: object
     ) -> topology_service_pb2.GetTopologyResponse:
         return topology_service_pb2.GetTopologyResponse(revision=1, topology=self.topology)
+
+    async def WatchTopology(
+        self, request: topology_service_pb2.WatchTopologyRequest, context: object
+    ) -> AsyncIterator[topology_service_pb2.WatchTopologyResponse]:
+        yield topology_service_pb2.WatchTopologyResponse(revision=1, snapshot=self.topology)
+        while True:
+            await self.changed.get()
+            yield topology_service_pb2.WatchTopologyResponse(
+                change=topology_service_pb2.TopologyChange()
+            )
 
 
 class FakePlacement(placement_service_pb2_grpc.PlacementServiceServicer):

@@ -117,6 +117,42 @@ async def test_a_bad_address_and_a_bad_flag(cluster: FakeCluster) -> None:
     assert (await cluster.run("nodes", "--sideways")).code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["preview", "org/\udcff"], "model is not UTF-8 text"),
+        (["down", "fine", "\udcff"], "instance_ids is not UTF-8 text"),
+        (["ps", "--cluster", "\udcff"], "cluster is not UTF-8 text"),
+        (["up", MODEL, "--min-nodes", "99999999999"], "--min-nodes"),
+    ],
+)
+async def test_what_no_message_can_hold_is_misuse(
+    cluster: FakeCluster, arguments: list[str], words: str
+) -> None:
+    run = await cluster.run(*arguments)
+    assert (run.code, run.out) == (2, "")
+    assert words in run.err
+    assert "Traceback" not in run.err
+
+
+@pytest.mark.parametrize(
+    ("redirection", "words"),
+    [("> /dev/full", "Cannot write the output: No space left on device."), (">&-", "")],
+)
+@pytest.mark.parametrize("arguments", ["nodes", "ps --json", "--help"])
+async def test_output_that_goes_nowhere(
+    cluster: FakeCluster, arguments: str, redirection: str, words: str
+) -> None:
+    process = await asyncio.create_subprocess_shell(
+        f'"{sys.executable}" -m services.cli {arguments} {redirection}',
+        stderr=asyncio.subprocess.PIPE,
+        env=cluster.environment,
+    )
+    async with asyncio.timeout(30):
+        _, err = await process.communicate()
+    assert (process.returncode, err.decode().strip()) == (1 if words else 0, words)
+
+
 async def test_a_reader_that_leaves_is_no_drama(cluster: FakeCluster) -> None:
     async with cluster.running("nodes") as process:
         assert process.stdout is not None

@@ -1,7 +1,8 @@
 """Agents with real identity servers around a real topology process."""
 
+import contextlib
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from itertools import permutations
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from services.common.addresses import HostPort
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
 from services.common.server import start_server
-from services.topology.agent.rpc import identify, identity_registration
+from services.topology.agent.bursts import BurstGate, measure
+from services.topology.agent.identify import identify
+from services.topology.agent.rpc import identity_registration
 from shardring.topology.v1 import node_identity_service_pb2, topology_pb2
 from shardring.topology.v1.node_identity_service_pb2_grpc import NodeIdentityServiceStub
 from tests.contract.topology_lab import (
@@ -105,6 +108,8 @@ async def test_an_address_that_falls_silent_is_no_link_until_it_answers_again() 
             return await client.pairs() == {("b", "a")}
 
         await eventually(one_way)
+        (link,) = (await client.get()).topology.links
+        assert link.one_way
         # The node itself is alive and says so.
         assert await client.node_ids() == {"a", "b"}
         again = await start_server(
@@ -160,6 +165,17 @@ async def test_another_identity_at_an_address_is_no_link(
         await eventually(settled)
         # c reaches the others; nobody reaches c.
         assert await client.pairs() == {("a", "b"), ("b", "a"), ("c", "a"), ("c", "b")}
+
+        async def listed() -> bool:
+            found = (await client.get()).topology.misdirections
+            sources = [
+                (m.source_node_id, m.expected_node_id, m.answered_node_id, m.address) for m in found
+            ]
+            return sources == [("a", "c", "x", "127.0.0.1"), ("b", "c", "x", "127.0.0.1")]
+
+        await eventually(listed)
+        links = (await client.get()).topology.links
+        assert {link.source_node_id for link in links if link.one_way} == {"c"}
         said = [r.getMessage() for r in caplog.records if "node x answers" in r.getMessage()]
         assert len(said) == 2  # once by each of a and b, though they probe on
         assert all("not node c: no link" in message for message in said)
@@ -200,5 +216,87 @@ async def test_identify_answers_with_id_and_nonce_and_wants_a_nonce() -> None:
         with pytest.raises(ShardringError) as caught:
             await remote.unary(identify_call, request, timeout=5)
         assert caught.value.reason is Reason.INVALID_FIELD
+    await remote.close()
+    await server.stop()
+
+
+async def test_links_are_measured_and_carry_where_they_lead() -> None:
+    async with (
+        topology() as (_, client),
+        lab_node(client.address, "a") as a,
+        lab_node(client.address, "b") as b,
+    ):
+
+        async def measured() -> bool:
+            links = (await client.get()).topology.links
+            return len(links) == 2 and all(link.throughput_bytes_per_second for link in links)
+
+        await eventually(measured)
+        for link in (await client.get()).topology.links:
+            node = a if link.sink_node_id == "a" else b
+            assert link.sink_port == node.server.port
+            assert link.source_interface
+            assert link.round_trip.nanos <= link.round_trip_median.nanos
+            # More than any wire of today carries would be a defect of the measurement.
+            assert 10**6 < link.throughput_bytes_per_second < 10**11
+            assert link.HasField("throughput_age")
+
+
+async def test_a_burst_is_refused_while_another_one_runs_or_the_node_generates() -> None:
+    generating = False
+    sink, source = BurstGate("b", lambda: generating), BurstGate("a")
+    server = await start_server(LOOPBACK, [identity_registration("b", sink)])
+    address = HostPort("127.0.0.1", server.port)
+    assert await measure("b", address, source) > 10**6
+
+    async def busy_with() -> str:
+        with pytest.raises(ShardringError) as caught:
+            await measure("b", address, source)
+        assert caught.value.reason is Reason.MEASUREMENT_BUSY
+        return caught.value.metadata["busy_with"]
+
+    with sink.entered():
+        assert await busy_with() == "another burst"
+    with source.entered():
+        assert await busy_with() == "another burst"
+    generating = True
+    assert await busy_with() == "generating"
+    generating = False
+    assert await measure("b", address, source) > 10**6
+    with pytest.raises(ShardringError) as caught:
+        await measure("c", address, source)
+    assert caught.value.reason is Reason.WRONG_NODE
+    await server.stop()
+
+
+@pytest.mark.parametrize("byte_count", [0, -1, 16 * 2**20 + 1, 2**62])
+async def test_a_burst_is_bounded(byte_count: int) -> None:
+    server = await start_server(LOOPBACK, [identity_registration("b")])
+    remote = Remote("node", [HostPort("127.0.0.1", server.port)])
+    call = NodeIdentityServiceStub(remote.channel).MeasureLink
+    request = node_identity_service_pb2.MeasureLinkRequest(byte_count=byte_count)
+    with pytest.raises(ShardringError) as caught:
+        async for _ in remote.stream(call, request, timeout=5):
+            pass
+    assert caught.value.reason is Reason.INVALID_FIELD
+    await remote.close()
+    await server.stop()
+
+
+async def test_a_burst_that_is_left_early_lets_the_next_one_in() -> None:
+    server = await start_server(LOOPBACK, [identity_registration("b")])
+    remote = Remote("node", [HostPort("127.0.0.1", server.port)])
+    call = NodeIdentityServiceStub(remote.channel).MeasureLink
+    request = node_identity_service_pb2.MeasureLinkRequest(byte_count=16 * 2**20)
+    async with aclosing(remote.stream(call, request, timeout=5)) as parts:
+        await anext(parts)
+
+    async def free() -> bool:
+        with contextlib.suppress(ShardringError):
+            async with aclosing(remote.stream(call, request, timeout=5)) as parts:
+                return sum([len(part.payload) async for part in parts]) > 0
+        return False
+
+    await eventually(free, 5)
     await remote.close()
     await server.stop()

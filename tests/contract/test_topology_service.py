@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.common.errors import Reason, ShardringError
 from shardring.common.v1 import common_pb2
 from shardring.topology.v1 import topology_pb2
+from shardring.topology.v1 import topology_service_pb2 as pb
 from tests.contract.topology_lab import Client, eventually, started, topology
 
 
@@ -79,6 +81,45 @@ async def test_a_watch_is_a_snapshot_and_changes_and_resumes(client: Client) -> 
         assert [n.node_id for n in (await anext(responses)).change.updated_nodes] == ["c"]
 
 
+async def test_a_watch_without_links_tells_of_nodes_alone(client: Client) -> None:
+    await client.report_node(node("a"))
+    await client.report_node(node("b"))
+    await client.report_links("a", link("a", "b"))
+    request = pb.WatchTopologyRequest(without_links=True)
+    watch = client.remote.stream(client.stub.WatchTopology, request, timeout=30)
+    async with aclosing(watch) as responses:
+        first = await anext(responses)
+        assert [n.node_id for n in first.snapshot.nodes] == ["a", "b"]
+        assert not first.snapshot.links
+        # Of links alone nothing is told; of nodes what came together, as one change.
+        await client.report_links("b", link("b", "a"))
+        revision = (await client.report_node(node("c"))).revision
+        gone, nodes = set[str](), set[str]()
+        while gone != {"b"} or nodes != {"c"}:
+            if not gone:
+                revision = (await client.remove("b")).revision
+            response = await anext(responses)
+            assert not response.change.links
+            assert not response.change.relinked_source_node_ids
+            nodes |= {n.node_id for n in response.change.updated_nodes}
+            gone |= {*response.change.removed_node_ids}
+        assert response.revision == revision
+    request.after_revision = first.revision
+    watch = client.remote.stream(client.stub.WatchTopology, request, timeout=30)
+    async with aclosing(watch) as responses:
+        response = await anext(responses)
+        assert [n.node_id for n in response.change.updated_nodes] == ["c"]
+        assert list(response.change.removed_node_ids) == ["b"]
+        assert response.revision == revision
+
+
+async def test_links_are_asked_for_until_they_are_reported(client: Client) -> None:
+    assert (await client.report_node(node("a"))).links_wanted
+    await client.report_links("a")
+    assert not (await client.report_node(node("a"))).links_wanted
+    assert (await client.report_node(node("a", start=2_000))).links_wanted
+
+
 @pytest.mark.parametrize("offset", [-1, 1])
 async def test_a_revision_that_is_not_held_is_out_of_range(client: Client, offset: int) -> None:
     revision = (await client.get()).revision
@@ -98,6 +139,9 @@ async def test_bad_reports_are_refused_and_change_nothing(client: Client) -> Non
     negative.memory_available_bytes = -1
     late = link("a", "b")
     late.round_trip.seconds = -1
+    absurd, lost = link("a", "b"), link("a", "b")
+    absurd.throughput_bytes_per_second = -1
+    lost.sink_port = 65_536
     for call, field in (
         (client.report_node(topology_pb2.Node()), "node.node_id"),
         (client.report_node(negative), "node.memory_available_bytes"),
@@ -106,6 +150,9 @@ async def test_bad_reports_are_refused_and_change_nothing(client: Client) -> Non
         (client.report_links("a", link("a", "b", "10.0.0.9")), "links[0].sink_address"),
         (client.report_links("a", link("a", "b", "0.0.0.0")), "links[0].sink_address"),
         (client.report_links("a", late), "links[0].round_trip"),
+        (client.report_links("a", absurd), "links[0].throughput_bytes_per_second"),
+        (client.report_links("a", lost), "links[0].sink_port"),
+        (client.report_links("a", link("a", "b"), link("a", "b")), "links[1]"),
         (client.remove("x" * 10_000), "node_id"),
     ):
         with pytest.raises(ShardringError) as caught:

@@ -136,11 +136,16 @@ def agent_options(topology: HostPort, identity: Identity, port: int, name: str) 
 
 @asynccontextmanager
 async def lab_node(
-    topology: HostPort, node_id: str, *, start_ns: int = 1_000, answers_as: str = ""
+    topology: HostPort,
+    node_id: str,
+    *,
+    start_ns: int = 1_000,
+    answers_as: str = "",
+    fingerprint: str = "",
 ) -> AsyncIterator[LabNode]:
     """Run a node in this process; `answers_as` lets its server give another identity."""
     server = await start_server(LOOPBACK, [identity_registration(answers_as or node_id)])
-    identity = Identity(node_id, start_ns)
+    identity = Identity(node_id, start_ns, fingerprint)
     agent = TopologyAgent(agent_options(topology, identity, server.port, f"name-{node_id}"))
     node = LabNode(agent, server, asyncio.create_task(agent.run()))
     try:

@@ -52,10 +52,11 @@ async def test_a_model_is_placed_fetched_and_answers_right(lab: Lab, client: Cli
             assert len(on_disk) < len(weights)
 
 
-async def test_every_rank_sees_the_instance_ready(client: Client) -> None:
+async def test_every_rank_holds_its_own_layers_only(client: Client) -> None:
     for name in NODES:
         instance = await client.node(name).until("facts", runner_pb2.INSTANCE_STATE_READY)
-        assert all(shard.memory_bytes > 0 for shard in instance.shards)
+        for rank, shard in zip(instance.placement.ranks, instance.shards, strict=True):
+            assert 0 < shard.memory_bytes <= 1.1 * rank.weight_bytes
 
 
 async def test_fractions_are_served(client: Client) -> None:

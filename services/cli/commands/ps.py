@@ -22,6 +22,9 @@ async def ps(shell: Shell) -> None:
             }
         )
         return
-    shell.out.print(instances_table(census.instances, now=time.time()))
+    table = instances_table(census.instances, now=time.time())
+    if shell.out.measure(table).maximum > shell.out.width:
+        table = instances_table(census.instances, now=time.time(), stacked=True)
+    shell.out.print(table)
     for label, error in sorted(census.unreachable.items()):
         shell.remark(f"Node {label} was not asked: {error.message}")

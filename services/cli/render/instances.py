@@ -68,24 +68,25 @@ def where(instance: runner_pb2.Instance) -> str:
     )
 
 
-def instances_table(instances: Sequence[runner_pb2.Instance], *, now: float) -> RenderableType:
-    """Return one row an instance, and why failed ones failed. `now`: seconds since the epoch."""
+def instances_table(
+    instances: Sequence[runner_pb2.Instance], *, now: float, stacked: bool = False
+) -> RenderableType:
+    """Return one row an instance, and why failed ones failed. `now`: seconds since the epoch.
+
+    `stacked`: ranks stand one below the other, for narrow terminals.
+    """
     table = new_table("INSTANCE", "MODEL", "STATE", "RANKS", ">MEMORY", ">REQUESTS", ">AGE")
+    # Folded inside a rank it could not be read.
+    table.columns[_RANKS_COLUMN].no_wrap = True
     faults: list[Text] = []
     for instance in instances:
-        ranks = _ranks(instance)
-        # A narrow terminal may fold between ranks, not inside one.
-        longest = max(map(len, ranks.plain.split(" ")))
-        table.columns[_RANKS_COLUMN].min_width = max(
-            table.columns[_RANKS_COLUMN].min_width or 0, longest
-        )
         memory = sum(shard.memory_bytes for shard in instance.shards)
         add_row(
             table,
             instance.instance_id,
             instance.placement.model_id,
             state_text(instance_state(instance)),
-            ranks,
+            _ranks(instance, "\n" if stacked else " "),
             size(memory) if memory else dim("-"),
             str(instance.request_count),
             age(now - instance.create_time.ToNanoseconds() / 1e9),
@@ -116,12 +117,12 @@ def completion_line(completion: runner_pb2.Completion) -> str:
     return ", ".join(parts)
 
 
-def _ranks(instance: runner_pb2.Instance) -> Text:
+def _ranks(instance: runner_pb2.Instance, separator: str) -> Text:
     names = names_of_ranks(instance.placement)
     text = Text()
     for shard in instance.shards:
         if text:
-            text.append(" ")
+            text.append(separator)
         text.append(f"{names.label(shard.node_id)}:{stage(shard.layers.start, shard.layers.end)}:")
         text.append_text(state_text(shard_state(shard)))
     return text

@@ -6,11 +6,19 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.names import names_of_nodes
-from services.cli.render.tables import add_row, bar, dim, new_table
-from services.cli.text import age, duration, size
+from services.cli.render.tables import Cell, add_row, bar, dim, new_table
+from services.cli.text import age, duration, size, speed
 from services.common.addresses import HostPort
 from shardring.common.v1 import common_pb2
 from shardring.topology.v1 import topology_pb2
+
+# More nodes than this do not fit a terminal side by side.
+MATRIX_NODES = 16
+_KIND_STYLES = {
+    topology_pb2.INTERFACE_KIND_THUNDERBOLT: "green",
+    topology_pb2.INTERFACE_KIND_WIFI: "yellow",
+    topology_pb2.INTERFACE_KIND_OVERLAY: "red",
+}
 
 
 def nodes_table(nodes: Sequence[topology_pb2.Node], *, now: float) -> Table:
@@ -34,14 +42,17 @@ def nodes_table(nodes: Sequence[topology_pb2.Node], *, now: float) -> Table:
 
 
 def links_table(topology: topology_pb2.Topology) -> Table:
-    """Return one row a link, by names and address; says where the way back is missing."""
+    """Return one row a link, by names and address; says where the way back is missing.
+
+    Round trips are the usual ones (median of the last probes), speeds those of the last burst.
+    """
     names = names_of_nodes(topology.nodes)
     pairs = {(link.source_node_id, link.sink_node_id) for link in topology.links}
     rows = sorted(
         (names.label(link.source_node_id), names.label(link.sink_node_id), link.sink_address, index)
         for index, link in enumerate(topology.links)
     )
-    table = new_table("FROM", "TO", "ADDRESS", "KIND", ">ROUND TRIP", "")
+    table = new_table("FROM", "TO", "ADDRESS", "KIND", ">ROUND TRIP", ">SPEED", ">MEASURED", "")
     for source, sink, address, index in rows:
         link = topology.links[index]
         both_ways = (link.sink_node_id, link.source_node_id) in pairs
@@ -51,10 +62,43 @@ def links_table(topology: topology_pb2.Topology) -> Table:
             sink,
             address,
             kind_name(link.kind),
-            duration(link.round_trip.ToNanoseconds() / 1e9),
-            Text("" if both_ways else "one-way", style="bold red"),
+            duration(round_trip_seconds(link)),
+            speed(link.throughput_bytes_per_second) if _measured(link) else dim("-"),
+            f"{age(link.throughput_age.ToNanoseconds() / 1e9)} ago" if _measured(link) else "",
+            Text(link.rdma_device) if both_ways else Text("one-way", style="bold red"),
         )
     return table
+
+
+def links_matrix(topology: topology_pb2.Topology) -> Table:
+    """Return who reaches whom: from the node of the row to that of the column, each figure that
+    of the fastest link. A speed where one was measured, else a round trip."""
+    names = names_of_nodes(topology.nodes)
+    nodes = sorted(topology.nodes, key=lambda node: (node.name, node.node_id))
+    best: dict[tuple[str, str], topology_pb2.Link] = {}
+    for link in topology.links:
+        pair = (link.source_node_id, link.sink_node_id)
+        if pair not in best or _speed_order(link) < _speed_order(best[pair]):
+            best[pair] = link
+    table = new_table("FROM \\ TO", *(f">{names.label(node.node_id)}" for node in nodes))
+    for row in nodes:
+        cells: list[Cell] = [names.label(row.node_id)]
+        for column in nodes:
+            found = best.get((row.node_id, column.node_id))
+            back = (column.node_id, row.node_id) in best
+            if found is None:
+                text = "" if row is column else "-"
+                cells.append(Text(text, style="bold red" if back else "dim"))
+            else:
+                cells.append(Text(_figure(found), style=_KIND_STYLES.get(found.kind, "")))
+        add_row(table, *cells)
+    return table
+
+
+def round_trip_seconds(link: topology_pb2.Link) -> float:
+    """Return the usual round trip: the median, or the fastest where there is no median."""
+    field = link.round_trip_median if link.HasField("round_trip_median") else link.round_trip
+    return field.ToNanoseconds() / 1e9
 
 
 def backend_name(backend: common_pb2.Backend.ValueType) -> str:
@@ -71,6 +115,20 @@ def kind_name(kind: topology_pb2.InterfaceKind.ValueType) -> str:
         return str(kind)
     name = topology_pb2.InterfaceKind.Name(kind).removeprefix("INTERFACE_KIND_")
     return name.replace("_", " ").lower()
+
+
+def _measured(link: topology_pb2.Link) -> bool:
+    return link.HasField("throughput_bytes_per_second")
+
+
+def _speed_order(link: topology_pb2.Link) -> tuple[float, float]:
+    return (-link.throughput_bytes_per_second, round_trip_seconds(link))
+
+
+def _figure(link: topology_pb2.Link) -> str:
+    if _measured(link):
+        return speed(link.throughput_bytes_per_second)
+    return duration(round_trip_seconds(link))
 
 
 def _addresses(endpoints: Sequence[common_pb2.Endpoint]) -> str:

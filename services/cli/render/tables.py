@@ -21,14 +21,16 @@ _ON_ITS_WAY = "cyan"
 
 
 def new_table(*headers: str) -> Table:
-    """Return a table without lines. A header that begins with ">" heads a right-aligned column."""
+    """Return a table without lines. A header that begins with ">" heads a column of figures:
+    aligned to the right, and in one piece where the terminal is narrow and text is folded."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in headers:
-        # Folded where the terminal is narrow, never cut.
+        figures = header.startswith(">")
         table.add_column(
             Text(header.removeprefix(">")),
-            justify="right" if header.startswith(">") else "left",
+            justify="right" if figures else "left",
             overflow="fold",
+            no_wrap=figures,
         )
     return table
 

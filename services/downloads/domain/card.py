@@ -3,7 +3,8 @@
 import re
 
 _FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
-_LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9_.+ -]{1,60}?)['\"]?[ \t]*$", re.MULTILINE)
+_NAME = r"[A-Za-z0-9_.+ -]{1,60}?"
+_LICENSE = re.compile(rf"^license:[ \t]*['\"]?({_NAME})['\"]?[ \t]*$", re.MULTILINE)
 
 
 def license_of(card: str) -> str:
@@ -11,3 +12,8 @@ def license_of(card: str) -> str:
     front = _FRONT_MATTER.match(card[:100_000])
     found = _LICENSE.search(front[1]) if front else None
     return found[1].strip() if found else ""
+
+
+def license_name(stated: object) -> str:
+    """Return a licence as the hub states it; empty when that is no licence's name."""
+    return stated if isinstance(stated, str) and re.fullmatch(_NAME, stated) else ""

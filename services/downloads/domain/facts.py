@@ -9,6 +9,8 @@ from services.downloads.domain.header import Header, Malformed
 from services.downloads.domain.layers import MAX_LAYERS, Part, head_is_tied, layer_prefix, part_of
 from services.downloads.domain.records import ModelFacts, ModelFile
 
+# Longest name that a configuration may give something.
+_MAX_WORD = 100
 _INNER = ("text_config", "llm_config", "language_config")
 _LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "hidden_dim", "dim", "model_dim")
@@ -41,6 +43,8 @@ def model_facts(text: ModelText) -> ModelFacts:
     config = text.config
     if not isinstance(model_type := config.get("model_type"), str) or not model_type:
         raise Malformed("it has no model_type")
+    if len(model_type) > _MAX_WORD or not model_type.isprintable():
+        raise Malformed(f"its model_type is {model_type[:40]!r}")
     tensor_bytes = {
         name: tensor.size_bytes
         for header in text.headers.values()
@@ -127,8 +131,8 @@ def _quantization(config: Mapping[str, Any]) -> str:
         words = []
         if type(bits := how.get("bits")) is int:
             words.append(f"{bits}-bit")
-        elif isinstance(method := how.get("quant_method"), str):
-            words.append(method[:40])
+        elif isinstance(method := how.get("quant_method"), str) and method.isprintable():
+            words.append(method[:_MAX_WORD])
         if type(group := how.get("group_size")) is int and group > 0:
             words.append(f"group size {group}")
         if words:

@@ -9,7 +9,7 @@ from services.downloads.domain.records import Layers, ModelFacts, ModelFile
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-MAX_WEIGHT_FILES = 4096
+MAX_FILES = 4096
 
 # mlx-lm loads exactly these from a model's folder.
 _WEIGHTS = re.compile(r"model[^/]*\.safetensors")
@@ -46,7 +46,7 @@ def weight_files(names: Collection[str], index: bytes | None) -> list[str]:
             raise Malformed(f"it names {missing[0][:80]!r}, which the repository does not hold")
     if not files:
         raise NoWeights
-    if len(files) > MAX_WEIGHT_FILES:
+    if len(files) > MAX_FILES:
         raise Malformed(f"the weights are spread over {len(files)} files")
     return sorted(files)
 

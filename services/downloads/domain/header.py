@@ -72,6 +72,9 @@ def parse_object(text: bytes) -> dict[str, Any]:
     """Read a JSON object. Raises Malformed for anything else, however deep or odd."""
     try:
         value = json.loads(text)
+        if b"\\ud" in text.lower():
+            # Half of a surrogate pair is no text: no message and no file can hold it.
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Malformed("it is not JSON") from error
     if not isinstance(value, dict):

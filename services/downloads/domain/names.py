@@ -1,17 +1,21 @@
 """Names that come from outside: model ids, revisions, layer ranges, files of a listing."""
 
 import re
+from collections.abc import Collection
 
-from services.common.errors import ShardringError, invalid_field
+from services.common.errors import invalid_field
 from services.downloads.domain.records import Layers
 
 DEFAULT_REVISION = "main"
+MAX_IDS = 10_000
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_PART}(?:/{_PART})?")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_BAD_FILE = re.compile(r"[\x00-\x1f\\:]")
+_BAD_FILE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\:]")
+# What file systems allow for one part of a path.
+_MAX_PART_BYTES = 255
 
 
 def check_model_id(model_id: str) -> str:
@@ -37,16 +41,10 @@ def check_layers(layers: Layers | None) -> Layers | None:
     return layers
 
 
-def check_page_size(page_size: int) -> int:
-    """Return the size of a page, 100 for 0, or raise INVALID_FIELD."""
-    if not 0 <= page_size <= 1000:
-        raise invalid_field("page_size", page_size, "1 to 1000, or 0 for 100")
-    return page_size or 100
-
-
-def bad_page_token(token: str) -> ShardringError:
-    """Return the error for a page token that this service did not make."""
-    return invalid_field("page_token", token, "next_page_token of the page before")
+def check_ids(field: str, ids: Collection[str]) -> None:
+    """Refuse more ids than anybody has a use for."""
+    if len(ids) > MAX_IDS:
+        raise invalid_field(field, f"{len(ids)} ids", f"at most {MAX_IDS}")
 
 
 def is_commit(revision: str) -> bool:
@@ -57,5 +55,6 @@ def is_commit(revision: str) -> bool:
 def is_safe_file(name: str) -> bool:
     """True for a relative path that stays inside its folder and hides nothing."""
     return not _BAD_FILE.search(name) and all(
-        part and not part.startswith(".") for part in name.split("/")
+        part and not part.startswith(".") and len(part.encode()) <= _MAX_PART_BYTES
+        for part in name.split("/")
     )

@@ -61,7 +61,7 @@ def download_to_proto(download: Download) -> downloads_pb2.Download:
 
 
 def download_from_proto(message: downloads_pb2.Download) -> Download:
-    """Return a message as a download; an unknown state counts as PENDING."""
+    """Return a message as a download, unchecked; an unknown state counts as PENDING."""
     return Download(
         download_id=message.download_id,
         node_id=message.node_id,
@@ -79,8 +79,8 @@ def download_from_proto(message: downloads_pb2.Download) -> Download:
         ),
         error=error_from_proto(message.error) if message.HasField("error") else None,
         snapshot_path=message.snapshot_path,
-        create_time=message.create_time.ToNanoseconds() / 1e9,
-        update_time=message.update_time.ToNanoseconds() / 1e9,
+        create_time=_seconds(message.create_time),
+        update_time=_seconds(message.update_time),
     )
 
 
@@ -169,7 +169,7 @@ def cached_to_proto(model: CachedModel) -> downloads_service_pb2.CachedModel:
 
 
 def cached_from_proto(message: downloads_service_pb2.CachedModel) -> CachedModel:
-    """Return a message as a model on disk."""
+    """Return a message as a model on disk, unchecked."""
     return CachedModel(
         message.model_id,
         message.commit,
@@ -202,6 +202,11 @@ def on_nodes_to_proto(model: ModelOnNodes) -> downloads_service_pb2.ModelOnNodes
         fractions=[fraction_to_proto(fraction) for fraction in model.fractions],
         model=None if model.facts is None else facts_to_proto(model.facts),
     )
+
+
+def _seconds(timestamp: timestamp_pb2.Timestamp) -> float:
+    # Not ToNanoseconds: out of range, it raises; here that is for the rules to refuse.
+    return timestamp.seconds + timestamp.nanos / 1e9
 
 
 def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:

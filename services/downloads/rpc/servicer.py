@@ -6,19 +6,18 @@ from typing import Any
 
 import grpc
 
-from services.common.errors import Reason, ShardringError, invalid_field
+from services.common.errors import Reason, ShardringError
 from services.downloads.app import Downloads
+from services.downloads.domain.reports import check_worker_id
 from services.downloads.fleet import Fleet
 from services.downloads.rpc.convert import (
-    cached_from_proto,
-    download_from_proto,
     download_to_proto,
     facts_to_proto,
     fraction_to_proto,
     layers_from_proto,
     on_nodes_to_proto,
 )
-from services.downloads.rpc.session import WorkerSession
+from services.downloads.rpc.session import WorkerSession, checked_cached, checked_download
 from shardring.downloads.v1 import downloads_service_pb2 as pb
 from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceServicer
 
@@ -108,16 +107,14 @@ class DownloadsServicer(DownloadsServiceServicer):
     ) -> AsyncIterator[pb.AttachWorkerResponse]:
         """Hold a worker's stream: its reports up, commands down."""
         first = await anext(aiter(requests), None)
-        if first is None or not first.hello.node_id:
-            raise invalid_field("hello.node_id", "", "a first message that names the node")
-        session = WorkerSession(first.hello.node_id, context.peer())
+        hello = pb.WorkerHello() if first is None else first.hello
+        check_worker_id(hello.node_id)
+        # All of it is looked at before any of it counts.
+        cached = [checked_cached(model) for model in hello.cached_models]
+        downloads = [checked_download(hello.node_id, one) for one in hello.downloads]
+        session = WorkerSession(hello.node_id, context.peer())
         self._sessions.add(session)
-        replaced = self._fleet.attach(
-            session.node_id,
-            session,
-            map(cached_from_proto, first.hello.cached_models),
-            map(download_from_proto, first.hello.downloads),
-        )
+        replaced = self._fleet.attach(session.node_id, session, cached, downloads)
         if isinstance(replaced, WorkerSession):
             replaced.end(_replaced_by(session, replaced))
         listening = asyncio.create_task(session.listen(requests, self._fleet))

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from services.common import deadline
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_proto
-from services.downloads.domain.records import Download, Layers, ModelFacts
+from services.downloads.domain.records import CachedModel, Download, Layers, ModelFacts
+from services.downloads.domain.reports import check_cached, check_download
 from services.downloads.fleet import Fleet
 from services.downloads.rpc.convert import (
     cached_from_proto,
@@ -16,6 +17,7 @@ from services.downloads.rpc.convert import (
     facts_from_proto,
     layers_to_proto,
 )
+from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 from shardring.downloads.v1.downloads_service_pb2 import (
     AttachWorkerRequest,
     AttachWorkerResponse,
@@ -33,6 +35,20 @@ MIN_REPORT_INTERVAL_MS = 500
 QUICK_SECONDS = 10.0
 # Reading a large model's headers from a slow hub, or removing hundreds of gigabytes.
 SLOW_SECONDS = 60.0
+
+
+def checked_cached(message: downloads_service_pb2.CachedModel) -> CachedModel:
+    """Return a reported model. Raises INVALID_FIELD."""
+    model = cached_from_proto(message)
+    check_cached(model)
+    return model
+
+
+def checked_download(node_id: str, message: downloads_pb2.Download) -> Download:
+    """Return a download that a node's worker reported. Raises INVALID_FIELD."""
+    download = download_from_proto(message)
+    check_download(node_id, download)
+    return download
 
 
 class WorkerSession:
@@ -118,12 +134,12 @@ class WorkerSession:
             case "cached_model" if request.cached_model.removed:
                 fleet.drop_cached(self.node_id, request.cached_model.model_id)
             case "cached_model":
-                fleet.put_cached(self.node_id, cached_from_proto(request.cached_model))
+                fleet.put_cached(self.node_id, checked_cached(request.cached_model))
             case "download":
-                fleet.put(download_from_proto(request.download))
+                fleet.put(checked_download(self.node_id, request.download))
             case "result":
                 if request.result.HasField("download"):
-                    fleet.put(download_from_proto(request.result.download))
+                    fleet.put(checked_download(self.node_id, request.result.download))
                 waiting = self._waiting.get(request.result.command_id)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(request.result)
@@ -136,7 +152,7 @@ class WorkerSession:
         self._waiting[command.command_id] = waiting
         self._outgoing.put_nowait(command)
         try:
-            result = await asyncio.wait_for(waiting, deadline.clip(timeout))
+            result = await asyncio.wait_for(waiting, deadline.leaving_time(timeout))
         except TimeoutError as error:
             raise ShardringError(
                 Reason.SERVICE_TIMEOUT,

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-_MODULE = re.compile(r"[A-Za-z_][\w-]*")
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 
 
 class EngineSupport:

@@ -12,6 +12,7 @@ left to huggingface_hub altogether.
 
 import hashlib
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -183,7 +185,7 @@ def _fetch_blob(job: FetchJob, name: str, metadata: HfFileMetadata) -> None:
             _get_body(job, name, metadata, partial)
         if partial.stat().st_size != size:
             partial.unlink()
-            raise _faulty(job, f"sent {name} with another size than it announced")
+            raise _wrong_size(job, name)
         os.replace(partial, blob)
 
 
@@ -192,15 +194,38 @@ def _get_body(job: FetchJob, name: str, metadata: HfFileMetadata, partial: Path)
     if urlsplit(metadata.location).netloc != urlsplit(job.endpoint).netloc:
         # The storage behind the hub has signed addresses; the token is not for it.
         headers.pop("authorization", None)
-    with partial.open("ab") as file:
-        http_get(
-            metadata.location,
-            file,
-            resume_size=file.tell(),
-            headers=headers,
-            expected_size=job.files[name],
-            displayed_filename=name,
-        )
+    with _CappedFile(partial, job.files[name]) as file:
+        try:
+            http_get(
+                metadata.location,
+                file,
+                resume_size=file.tell(),
+                headers=headers,
+                expected_size=job.files[name],
+                displayed_filename=name,
+            )
+        except _TooLong as error:
+            partial.unlink()
+            raise _wrong_size(job, name) from error
+
+
+class _TooLong(Exception):
+    """More came than was announced."""
+
+
+class _CappedFile(io.BufferedWriter):
+    """A file to append to that refuses to grow beyond its size: a body without an end would fill
+    the disk."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(io.FileIO(path, "ab"))
+        self._size = size
+
+    def write(self, data: Any) -> int:
+        """Append bytes, or raise _TooLong."""
+        if self.tell() + len(data) > self._size:
+            raise _TooLong
+        return super().write(data)
 
 
 def _has_hash(path: Path, etag: str) -> bool:
@@ -217,6 +242,10 @@ def _in_xet(metadata: HfFileMetadata) -> bool:
         and not constants.HF_HUB_DISABLE_XET
         and importlib.util.find_spec("hf_xet") is not None
     )
+
+
+def _wrong_size(job: FetchJob, name: str) -> ShardringError:
+    return _faulty(job, f"sent {name} with another size than it announced")
 
 
 def _faulty(job: FetchJob, what: str) -> ShardringError:

@@ -15,6 +15,7 @@ from huggingface_hub.errors import (
 )
 
 from services.common.errors import Reason, ShardringError
+from services.downloads.domain.header import Malformed
 
 _LOGIN = "Set HF_TOKEN on the node to a token that may read it."
 
@@ -59,16 +60,30 @@ def hub_error(error: Exception, model_id: str, revision: str, endpoint: str) -> 
         return offline_error(model_id, endpoint)
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | ConnectionError | TimeoutError):
         return _unreachable(
-            f"Cannot reach the hub {endpoint}: {str(error) or type(error).__name__}. Check the "
-            "network and HF_ENDPOINT.",
+            f"Cannot reach the hub {endpoint}: {str(error).rstrip('.') or type(error).__name__}. "
+            "Check the network and HF_ENDPOINT.",
             named,
             endpoint,
+        )
+    if isinstance(error, Malformed):
+        return ShardringError(
+            Reason.MODEL_MALFORMED,
+            f"What {endpoint} says about {model_id} cannot be used: {error}.",
+            metadata={**named, "fault": error},
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ShardringError(
             Reason.DISK_FULL,
             "The node's disk is full. Free some space, then start the download again: it goes on "
             "from what is there.",
+            metadata=named,
+        )
+    if isinstance(error, OSError) and error.errno is None:
+        # So huggingface_hub reports a body of the wrong length.
+        return ShardringError(
+            Reason.DOWNLOAD_FAILED,
+            f"{endpoint} sent a file of {model_id} with another size than it announced. Start the "
+            "download again; if it stays so, the hub is at fault.",
             metadata=named,
         )
     return ShardringError(

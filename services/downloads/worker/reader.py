@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from services.downloads.domain.facts import ModelText, model_facts
 from services.downloads.domain.files import (
     CONFIG,
     INDEX,
+    MAX_FILES,
     NoWeights,
     every_stage_files,
     weight_files,
@@ -42,6 +43,8 @@ _MAX_CONFIG_BYTES = 4 * 2**20
 _MAX_INDEX_BYTES = 64 * 2**20
 _MAX_TOKENIZER_CONFIG_BYTES = 32 * 2**20
 _PARALLEL_HEADERS = 8
+# Several times what the largest models have.
+_MAX_TENSORS = 500_000
 _CARD = "README.md"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
@@ -165,16 +168,12 @@ class ModelReader:
         with _blaming(model_id, CONFIG):
             config = parse_object(read_text(source, CONFIG, _MAX_CONFIG_BYTES))
         needed = {name: names[name] for name in (*every_stage_files(names), *weights)}
+        if len(needed) > MAX_FILES:
+            with _blaming(model_id, CONFIG):
+                raise Malformed(f"{len(needed)} files belong to the model")
         if not license_name and isinstance(source, DiskSource) and _CARD in names:
             license_name = license_of(source.head(_CARD, 100_000).decode(errors="replace"))
-        with ThreadPoolExecutor(_PARALLEL_HEADERS) as pool:
-            headers = dict(
-                zip(
-                    weights,
-                    pool.map(lambda name: _header(model_id, source, name), weights),
-                    strict=True,
-                )
-            )
+        headers = _headers(model_id, source, weights)
         text = ModelText(
             model_id=model_id,
             commit=commit,
@@ -187,6 +186,25 @@ class ModelReader:
         )
         with _blaming(model_id, CONFIG):
             return model_facts(text)
+
+
+def _headers(model_id: str, source: Source, names: Sequence[str]) -> dict[str, Header]:
+    """Read the headers of weight files, several at a time. Raises MODEL_MALFORMED."""
+    headers: dict[str, Header] = {}
+    tensor_count = 0
+    with ThreadPoolExecutor(_PARALLEL_HEADERS) as pool:
+        reading = [pool.submit(_header, model_id, source, name) for name in names]
+        try:
+            for name, header in zip(names, reading, strict=True):
+                headers[name] = header.result()
+                tensor_count += len(headers[name].tensors)
+                if tensor_count > _MAX_TENSORS:
+                    with _blaming(model_id, name):
+                        raise Malformed(f"with it the model has over {_MAX_TENSORS} tensors")
+        finally:
+            # When one is refused, what has not begun is not read at all.
+            pool.shutdown(wait=False, cancel_futures=True)
+    return headers
 
 
 def _header(model_id: str, source: Source, name: str) -> Header:

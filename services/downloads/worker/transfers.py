@@ -13,6 +13,7 @@ from services.downloads.domain.records import Download, DownloadState, FileProgr
 from services.downloads.worker.cache import Cache
 from services.downloads.worker.fetch import FetchJob
 from services.downloads.worker.fetcher import fetch
+from services.downloads.worker.hub_threads import HubThreads
 from services.downloads.worker.options import CacheOptions
 from services.downloads.worker.plan import Plan, Planner
 from services.downloads.worker.shelf import Shelf
@@ -36,6 +37,7 @@ class Transfers:
         cache: Cache,
         shelf: Shelf,
         planner: Planner,
+        hub_threads: HubThreads,
         on_change: Callable[[Download], None],
     ) -> None:
         self._node_id = node_id
@@ -43,6 +45,7 @@ class Transfers:
         self._cache = cache
         self._shelf = shelf
         self._planner = planner
+        self._hub_threads = hub_threads
         self._on_change = on_change
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.downloads: dict[str, Download] = {}
@@ -162,7 +165,7 @@ class Transfers:
 
     async def _fetch(self, download_id: str) -> None:
         wanted = self.downloads[download_id]
-        plan = await asyncio.to_thread(
+        plan = await self._hub_threads.run(
             self._planner.plan, wanted.model_id, wanted.revision, wanted.layers
         )
         progress = await asyncio.to_thread(self._progress, plan)

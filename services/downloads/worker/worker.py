@@ -15,6 +15,7 @@ from services.downloads.domain.records import CachedModel, Download
 from services.downloads.rpc.convert import download_to_proto, facts_to_proto, layers_from_proto
 from services.downloads.worker.cache import Cache
 from services.downloads.worker.engine import EngineSupport
+from services.downloads.worker.hub_threads import HubThreads
 from services.downloads.worker.options import CacheOptions
 from services.downloads.worker.outbox import Outbox
 from services.downloads.worker.plan import Planner
@@ -51,7 +52,9 @@ class DownloadsWorker:
         self._stub = DownloadsServiceStub(downloads.channel)
         self._options = options or CacheOptions()
         self._cache = Cache(self._options.cache_dir)
-        self._reader = ModelReader(self._cache, Hub(self._options), EngineSupport())
+        self._hub = Hub(self._options)
+        self._hub_threads = HubThreads()
+        self._reader = ModelReader(self._cache, self._hub, EngineSupport())
         self._shelf = Shelf(self._cache, self._reader)
         self._transfers = Transfers(
             node_id,
@@ -59,6 +62,7 @@ class DownloadsWorker:
             self._cache,
             self._shelf,
             Planner(self._cache, self._reader, self._shelf),
+            self._hub_threads,
             self._download_changed,
         )
         self._attached = False
@@ -77,6 +81,8 @@ class DownloadsWorker:
                 task.cancel()
             await asyncio.wait(tasks)
             await self._transfers.close()
+            self._hub.close()
+            self._hub_threads.close()
 
     async def _attach_for_ever(self) -> None:
         wait, last_logged = _FIRST_RETRY_SECONDS, ""
@@ -166,7 +172,7 @@ class DownloadsWorker:
                 return CommandResult(freed_bytes=freed)
             case "read_model":
                 read = command.read_model
-                known = await asyncio.to_thread(
+                known = await self._hub_threads.run(
                     self._reader.read, check_model_id(read.model_id), check_revision(read.revision)
                 )
                 return CommandResult(model=facts_to_proto(known.facts))
@@ -200,7 +206,7 @@ class DownloadsWorker:
             if model.facts is not None or key in self._unreadable or self._options.offline:
                 continue
             try:
-                known = await asyncio.to_thread(self._reader.from_hub, *key)
+                known = await self._hub_threads.run(self._reader.from_hub, *key)
                 await asyncio.to_thread(self._reader.keep, model.model_id, known)
             except ShardringError as error:
                 if error.reason is Reason.HUB_UNREACHABLE:

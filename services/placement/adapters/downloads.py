@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from services.common import deadline
 from services.common.channel import Remote
 from services.placement.domain.candidates import Download, DownloadState
 from services.placement.domain.model import Model
-from services.placement.patience import at_most
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2, downloads_service_pb2_grpc
 
 # A node may have to ask the hub for the model's files first.
@@ -37,7 +37,7 @@ class DownloadsClient:
         response = await self._remote.unary(
             self._stub.GetModel,
             downloads_service_pb2.GetModelRequest(model_id=model_id, revision=revision),
-            timeout=at_most(MODEL_TIMEOUT_SECONDS),
+            timeout=deadline.leaving_time(MODEL_TIMEOUT_SECONDS),
         )
         return model_from_proto(response.model)
 
@@ -49,7 +49,7 @@ class DownloadsClient:
         response = await self._remote.unary(
             self._stub.GetFractions,
             downloads_service_pb2.GetFractionsRequest(model_id=model_id, revision=revision),
-            timeout=at_most(FRACTIONS_TIMEOUT_SECONDS),
+            timeout=deadline.leaving_time(FRACTIONS_TIMEOUT_SECONDS),
         )
         return {found.node_id: download_from_proto(found) for found in response.fractions}
 

@@ -1,9 +1,9 @@
 """Reads the cluster from the topology service."""
 
+from services.common import deadline
 from services.common.addresses import HostPort
 from services.common.channel import Remote
 from services.placement.domain.cluster import Backend, Cluster, Link, LinkKind, Node, cluster_of
-from services.placement.patience import at_most
 from shardring.common.v1 import common_pb2
 from shardring.topology.v1 import topology_pb2, topology_service_pb2, topology_service_pb2_grpc
 
@@ -36,16 +36,25 @@ class TopologyClient:
         response = await self._remote.unary(
             self._stub.GetTopology,
             topology_service_pb2.GetTopologyRequest(),
-            timeout=at_most(TIMEOUT_SECONDS),
+            timeout=deadline.leaving_time(TIMEOUT_SECONDS),
         )
         return cluster_from_proto(response.topology)
 
 
 def cluster_from_proto(topology: topology_pb2.Topology) -> Cluster:
     """Return the cluster a Topology message tells of."""
+    interfaces = {
+        (node.node_id, address): interface.name
+        for node in topology.nodes
+        for interface in node.interfaces
+        for address in interface.addresses
+    }
     return cluster_of(
         map(node_from_proto, topology.nodes),
-        map(link_from_proto, topology.links),
+        (
+            link_from_proto(link, interfaces.get((link.sink_node_id, link.sink_address), ""))
+            for link in topology.links
+        ),
         gathering=topology.gathering,
     )
 
@@ -61,13 +70,20 @@ def node_from_proto(node: topology_pb2.Node) -> Node:
     )
 
 
-def link_from_proto(link: topology_pb2.Link) -> Link:
-    """Return a link; without a round trip above 0 it counts as not measured."""
+def link_from_proto(link: topology_pb2.Link, sink_interface: str = "") -> Link:
+    """Return a link; without a round trip or throughput above 0 that counts as not measured.
+
+    `sink_interface` is the one with the link's address, "" where not known.
+    """
     nanoseconds = link.round_trip.ToNanoseconds()
+    bytes_per_second = link.throughput_bytes_per_second
     return Link(
         source=link.source_node_id,
         sink=link.sink_node_id,
         address=link.sink_address,
         kind=_KINDS.get(link.kind, LinkKind.UNKNOWN),
         round_trip_nanoseconds=nanoseconds if nanoseconds > 0 else None,
+        throughput_bytes_per_second=bytes_per_second if bytes_per_second > 0 else None,
+        source_interface=link.source_interface,
+        sink_interface=sink_interface,
     )

@@ -50,8 +50,8 @@ class Candidates:
     node_ids: tuple[str, ...]
     # Those left out for want of a backend; ascending.
     without_backend: tuple[str, ...]
-    # Usable nodes; an edge joins two that are linked both ways. "hop": nanoseconds there and
-    # back over the links that would be used, the slower direction.
+    # Usable nodes; an edge joins two that are linked both ways. "hop": nanoseconds for a
+    # message there and back over the links that would be used, the slower direction.
     graph: nx.Graph
     # Usable pairs (source, sink) linked only in this direction; ascending.
     one_way: tuple[tuple[str, str], ...]

@@ -91,8 +91,9 @@ def count_refusal(asked: Asked, node_count: int) -> ShardringError | None:
     if len(usable) < node_count:
         return ShardringError(
             Reason.NOT_ENOUGH_NODES,
-            f"{node_count} nodes are asked for, {len(usable)} of {len(candidates.cluster.nodes)} "
-            "can be used. Add nodes, exclude fewer, or ask for fewer.",
+            f"{node_count} {'node is' if node_count == 1 else 'nodes are'} asked for, "
+            f"{len(usable)} of {len(candidates.cluster.nodes)} can be used. "
+            "Add nodes, exclude fewer, or ask for fewer.",
             metadata={
                 "min_node_count": node_count,
                 "node_count": len(usable),

@@ -1,6 +1,6 @@
 """Sizes upwards: the best ring of the fewest nodes, by leaf, download, memory, hops, ids."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import networkx as nx
@@ -69,7 +69,11 @@ def ring_of_size(candidates: Candidates, model: Model, size: int, budget: Budget
         able,
         size,
         weight={n: (candidates.download_scores[n] << _MEMORY_BITS) + memory[n] for n in able},
-        needs=((memory, model.weight_bytes), (layers, model.layer_count)),
+        needs=(
+            (memory, model.weight_bytes),
+            (layers, model.layer_count),
+            *(_ends(model, able, memory) if size > 1 else ()),
+        ),
         accept=lambda ring: (
             sum(memory[node] for node in ring) >= model.weight_bytes
             and ring_fits(model, ring, memory)
@@ -77,6 +81,20 @@ def ring_of_size(candidates: Candidates, model: Model, size: int, budget: Budget
         leaves=candidates.cluster.leaves,
         budget=budget,
     )
+
+
+def _ends(
+    model: Model, node_ids: Sequence[str], memory: Mapping[str, int]
+) -> Iterator[tuple[Mapping[str, int], int]]:
+    """Yield what a ring of two and more needs for its end stages: a node that can hold the first
+    layer and the embedding, one for the last layer and the head, and two for both."""
+    first, last = (
+        model.stage_bytes(0, 1),
+        model.stage_bytes(model.layer_count - 1, model.layer_count),
+    )
+    yield {node: int(memory[node] >= first) for node in node_ids}, 1
+    yield {node: int(memory[node] >= last) for node in node_ids}, 1
+    yield {node: int(memory[node] >= min(first, last)) for node in node_ids}, 2
 
 
 def roomiest_ring(candidates: Candidates, size: int, budget: Budget) -> Found:

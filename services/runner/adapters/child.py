@@ -9,12 +9,15 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 
+import psutil
+
 from services.runner.child_protocol import Command, Event, Stop, decode, encode
 
 logger = logging.getLogger(__name__)
 
 _LINE_LIMIT_BYTES = 64 * 2**20
 _KEPT_LOG_LINES = 50
+_HALT_CHECK_SECONDS = 2.0
 
 
 class ChildProcess:
@@ -52,6 +55,20 @@ class ChildProcess:
         with contextlib.suppress(ConnectionError):
             while line := await self._reader.readline():
                 yield decode(line)
+
+    async def halted(self) -> bool:
+        """Return True once it is stopped by a signal and stays so, False when it is gone."""
+        try:
+            process = psutil.Process(self.pid)
+            halted = False
+            while True:
+                before = halted
+                await asyncio.sleep(_HALT_CHECK_SECONDS)
+                halted = process.status() == psutil.STATUS_STOPPED
+                if halted and before:
+                    return True
+        except psutil.NoSuchProcess:
+            return False
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask it to end, kill it when it does not in time, and wait until it is gone."""

@@ -52,12 +52,15 @@ class RemoteSibling:
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
             sampling=sampling_to_proto(request.sampling),
+            run_id=self.run_id,
         )
         await self._remote.unary(self._stub.SubmitRequest, message, timeout=_CALL_SECONDS)
 
     async def stop(self) -> None:
         """Have the node stop its shard."""
-        request = shard_service_pb2.StopShardRequest(instance_id=self.instance_id)
+        request = shard_service_pb2.StopShardRequest(
+            instance_id=self.instance_id, run_id=self.run_id
+        )
         await self._remote.unary(self._stub.StopShard, request, timeout=_STOP_SECONDS)
 
     async def follow(self, on_change: Callable[[ShardView], None]) -> None:
@@ -71,25 +74,31 @@ class RemoteSibling:
             instance_id=self.instance_id, run_id=self.run_id
         )
         while True:
+            heard = ended = False
             try:
+                # Read to its end, which follows the shard's: a stream left early keeps its
+                # connection until the garbage collector finds it.
                 async for message in self._remote.stream(self._stub.WatchShard, request):
-                    last_contact, told = loop.time(), True
+                    heard = told = True
                     view = shard_from_proto(message.shard)
                     on_change(view)
-                    if view.state.ended:
-                        return
+                    ended = view.state.ended
                 why = "its runner is stopping"
             except ShardringError as error:
                 why = error.message
-                if error.reason is Reason.INSTANCE_NOT_FOUND and told:
+                if error.reason is Reason.INSTANCE_NOT_FOUND and told and not ended:
                     raise self._lost("it restarted and knows nothing of the instance") from error
+            if ended:
+                return
+            if heard:
+                last_contact = loop.time()  # a silent stream counts until keepalive ends it
             if loop.time() - last_contact > (_LOST_SECONDS if told else _TOLD_SECONDS):
                 raise self._lost(why)
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def close(self) -> None:
-        """End the connection."""
-        await self._remote.close()
+        """End the connection, once calls that are on their way have ended."""
+        await self._remote.close(_CALL_SECONDS)
 
     def _lost(self, why: str) -> ShardringError:
         return ShardringError(

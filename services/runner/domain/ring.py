@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 
-from services.common.addresses import HostPort
-from services.common.errors import invalid_field
+from services.common.addresses import (
+    HostPort,
+    check_reachable,
+    is_ip_address,
+    parse_host_port,
+)
+from services.common.errors import ShardringError, invalid_field
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,11 @@ class Rank:
     layers: tuple[int, int]
     hosts: tuple[str, ...]
     weight_bytes: int
+
+    @property
+    def ring_port(self) -> int | None:
+        """The port it takes for the ring; None on a ring of one."""
+        return parse_host_port(self.hosts[self.rank]).port if self.hosts else None
 
 
 @dataclass(frozen=True)
@@ -60,10 +70,7 @@ def check_ring(ring: Ring) -> None:
         field = f"placement.ranks[{index}]"
         if rank.rank != index:
             raise invalid_field(f"{field}.rank", rank.rank, str(index))
-        if not rank.node_id:
-            raise invalid_field(f"{field}.node_id", "", "a node id")
-        if not rank.endpoints:
-            raise invalid_field(f"{field}.endpoints", "none", "at least one")
+        _check_node(field, rank)
         start, end = rank.layers
         if start != at or end <= start:
             raise invalid_field(f"{field}.layers", f"[{start}, {end})", f"a range from {at} on")
@@ -73,3 +80,48 @@ def check_ring(ring: Ring) -> None:
             raise invalid_field(f"{field}.hosts", len(rank.hosts), f"{expected} entries")
     if at != ring.layer_count:
         raise invalid_field("placement.layer_count", ring.layer_count, f"{at}, as the ranks hold")
+    _check_hosts(ring)
+
+
+def _check_node(field: str, rank: Rank) -> None:
+    if not rank.node_id:
+        raise invalid_field(f"{field}.node_id", "", "a node id")
+    if rank.weight_bytes < 0:
+        raise invalid_field(f"{field}.weight_bytes", rank.weight_bytes, "0 or more")
+    if not rank.endpoints:
+        raise invalid_field(f"{field}.endpoints", "none", "at least one")
+    for index, endpoint in enumerate(rank.endpoints):
+        check_reachable(f"{field}.endpoints[{index}]", endpoint)
+
+
+def _check_hosts(ring: Ring) -> None:
+    """Check that every rank dials its neighbours where they listen.
+
+    MLX would wait for the others until a deadline, and not say why.
+    """
+    own_ports = {}
+    for rank in ring.ranks if ring.world_size > 1 else ():
+        field = f"placement.ranks[{rank.rank}].hosts"
+        entries = [_ip_and_port(f"{field}[{i}]", text) for i, text in enumerate(rank.hosts)]
+        own_ports[rank.rank] = entries[rank.rank].port
+        for i in {(rank.rank + step) % ring.world_size for step in (-1, 0, 1)}:
+            check_reachable(f"{field}[{i}]", entries[i])
+    for rank in ring.ranks if ring.world_size > 1 else ():
+        for i in {(rank.rank + step) % ring.world_size for step in (-1, 1)}:
+            if parse_host_port(rank.hosts[i]).port != own_ports[i]:
+                raise invalid_field(
+                    f"placement.ranks[{rank.rank}].hosts[{i}]",
+                    rank.hosts[i],
+                    f"port {own_ports[i]}, on which rank {i} listens",
+                )
+
+
+def _ip_and_port(field: str, text: str) -> HostPort:
+    expected = "an IP address and a port, such as 192.0.2.1:61000"
+    try:
+        entry = parse_host_port(text)
+    except ShardringError as error:
+        raise invalid_field(field, text, expected) from error
+    if not is_ip_address(entry.host):
+        raise invalid_field(field, text, expected)
+    return entry

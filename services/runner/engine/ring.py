@@ -49,10 +49,11 @@ class Ring:
 
         Raises RuntimeError when a neighbour cannot be reached or the ring is not of the size.
         """
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        # A file without a name: this process may be killed while it waits for its neighbours.
+        with tempfile.TemporaryFile("w+") as file:
             json.dump([[host] for host in hosts], file)
-            file.flush()
-            os.environ |= {"MLX_HOSTFILE": file.name, "MLX_RANK": str(rank)}
+            file.seek(0)
+            os.environ |= {"MLX_HOSTFILE": f"/dev/fd/{file.fileno()}", "MLX_RANK": str(rank)}
             self._group = mx.distributed.init(backend="ring", strict=True)
         self.rank, self.size = self._group.rank(), self._group.size()
         if (self.rank, self.size) != (rank, len(hosts)):

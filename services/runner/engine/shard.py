@@ -10,7 +10,7 @@ from mlx_lm import utils
 from opentelemetry import trace
 
 from services.common.errors import Reason
-from services.runner.child_protocol import Event, Finished, Progress, Run, Tokens
+from services.runner.child_protocol import Event, Finished, Followed, Progress, Run, Tokens
 from services.runner.domain.request import Input, Sampling
 from services.runner.engine import generation
 from services.runner.engine.loader import WeightsMissing, load_stage
@@ -115,7 +115,7 @@ class ShardEngine:
         self._cancelled |= {request_id} & self._expected
 
     def run(self, request: Run) -> None:
-        """Work on a request until it ends, sending what comes of it when this is the head."""
+        """Work on a request until it ends; send what comes of it, or that this rank followed."""
         assert self._stage is not None
         if self._is_head:
             finished = self._run_as_head(self._stage, request)
@@ -127,6 +127,7 @@ class ShardEngine:
             with tracer.start_as_current_span("stage") as span:
                 counts = generation.follow(self._stage, self._ring, request.sampling)
                 span.set_attributes({"prompt_tokens": counts[0], "completion_tokens": counts[1]})
+            self._send(Followed(request.request_id))
 
     def _run_as_head(self, stage: Stage, request: Run) -> Finished:
         assert self._tokenizer is not None

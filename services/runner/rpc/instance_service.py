@@ -1,8 +1,9 @@
 """InstanceService: convert, call, convert."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
-from services.common.paging import page
+from services.common.paging import newest_first, page
 from services.runner.app import Runner, random_seed
 from services.runner.requests import Part
 from services.runner.rpc.convert import (
@@ -41,7 +42,12 @@ class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):
         self, request: pb.ListInstancesRequest, context: object
     ) -> pb.ListInstancesResponse:
         """List instances."""
-        views, token = page(self._runner.list(), request.page_size, request.page_token)
+        views, token = page(
+            self._runner.list(),
+            request.page_size,
+            request.page_token,
+            key=lambda view: newest_first(view.create_time, view.instance_id),
+        )
         instances = [instance_to_proto(view) for view in views]
         return pb.ListInstancesResponse(instances=instances, next_page_token=token)
 
@@ -49,8 +55,9 @@ class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):
         self, request: pb.WatchInstanceRequest, context: object
     ) -> AsyncIterator[pb.WatchInstanceResponse]:
         """Send an instance at each change."""
-        async for view in self._runner.watch(request.instance_id):
-            yield pb.WatchInstanceResponse(instance=instance_to_proto(view))
+        async with aclosing(self._runner.watch(request.instance_id)) as views:
+            async for view in views:
+                yield pb.WatchInstanceResponse(instance=instance_to_proto(view))
 
     async def StopInstance(
         self, request: pb.StopInstanceRequest, context: object
@@ -69,8 +76,10 @@ class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):
             sampling_from_proto(request.sampling, random_seed()),
             request.max_token_count,
         )
-        async for part in parts:
-            if isinstance(part, Part):
-                yield pb.GenerateResponse(text=part.text, token_ids=part.token_ids)
-            else:
-                yield pb.GenerateResponse(text=part.text, completion=completion_to_proto(part))
+        async with aclosing(parts):
+            async for part in parts:
+                if isinstance(part, Part):
+                    yield pb.GenerateResponse(text=part.text, token_ids=part.token_ids)
+                else:
+                    completion = completion_to_proto(part)
+                    yield pb.GenerateResponse(text=part.text, completion=completion)

@@ -1,10 +1,10 @@
 """ShardService: convert, call, convert."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from opentelemetry.propagate import inject
 
-from services.common.errors import Reason, ShardringError
 from services.runner.app import Runner
 from services.runner.child_protocol import Run
 from services.runner.rpc.convert import ring_from_proto, sampling_from_proto, shard_to_proto
@@ -32,23 +32,20 @@ class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
     ) -> AsyncIterator[pb.WatchShardResponse]:
         """Send the shard at each change, until it ended."""
         last = None
-        async for view in self._runner.watch(request.instance_id, request.run_id):
-            mine = view.shards[view.rank]
-            if mine != last:
-                yield pb.WatchShardResponse(shard=_own_shard(view))
-            if mine.state.ended:
-                return
-            last = mine
+        async with aclosing(self._runner.watch(request.instance_id, request.run_id)) as views:
+            async for view in views:
+                mine = view.shards[view.rank]
+                if mine != last:
+                    yield pb.WatchShardResponse(shard=_own_shard(view))
+                if mine.state.ended:
+                    return
+                last = mine
 
     async def StopShard(
         self, request: pb.StopShardRequest, context: object
     ) -> pb.StopShardResponse:
         """Stop the shard."""
-        try:
-            await self._runner.stop(request.instance_id)
-        except ShardringError as error:
-            if error.reason is not Reason.INSTANCE_NOT_FOUND:
-                raise
+        await self._runner.stop_shard(request.instance_id, request.run_id)
         return pb.StopShardResponse()
 
     async def SubmitRequest(
@@ -64,7 +61,7 @@ class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
             0,
             trace_context,
         )
-        self._runner.submit(request.instance_id, run)
+        self._runner.submit(request.instance_id, request.run_id, run)
         return pb.SubmitRequestResponse()
 
 

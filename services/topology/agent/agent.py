@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from services.common.addresses import HostPort
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
+from services.topology.agent.bursts import BurstGate
 from services.topology.agent.identity import Identity
 from services.topology.agent.peers import Peers
 from services.topology.agent.prober import Prober
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 # Until the service says how often to report.
 FIRST_HEARTBEAT_SECONDS = 3.0
 MIN_HEARTBEAT_SECONDS = 0.1
+# Figures that drift are told after so many heartbeats; links that come or go at once.
+REFRESH_HEARTBEATS = 5
 # Links that change within this time are reported together.
 GATHER_SECONDS = 0.05
 RECONNECT_SECONDS = 1.0
@@ -42,6 +45,7 @@ class AgentOptions:
 
     `listen` is the address the node's own server listens on, with its real port. `name` is for
     people; empty: the host name. `lab`: nodes on one machine reach each other over loopback.
+    `gate` is the one of the node's own server (see `identity_registration`); None: one of its own.
     """
 
     topology: HostPort
@@ -50,6 +54,7 @@ class AgentOptions:
     name: str = ""
     lab: bool = False
     memory: MemoryRules = field(default_factory=MemoryRules)
+    gate: BurstGate | None = None
 
 
 class TopologyAgent:
@@ -75,13 +80,20 @@ class TopologyAgent:
         self._stub = TopologyServiceStub(self._remote.channel)
         self._heartbeat_seconds = FIRST_HEARTBEAT_SECONDS
         self._peers = Peers()
+        self._claims: set[str] = set()
         self._own: Node | None = None
         self._report_now = asyncio.Event()
         self._links_changed = asyncio.Event()
         self._links_lock = asyncio.Lock()
         self._links_failures = 0
+        # Heartbeats until links are told although they are the same.
+        self._refresh_in = 0
         self._prober = Prober(
-            options.identity.node_id, lab=options.lab, on_change=self._links_changed.set
+            options.identity.node_id,
+            lab=options.lab,
+            gate=options.gate or BurstGate(options.identity.node_id),
+            on_change=self._links_changed.set,
+            on_figures=self._refresh_links,
         )
 
     async def run(self) -> None:
@@ -95,6 +107,7 @@ class TopologyAgent:
                 group.create_task(self._report_changed_links(), name="link reports")
                 group.create_task(self._watch(), name="topology watch")
                 group.create_task(self._prober.run(lambda: self._heartbeat_seconds), name="probes")
+                group.create_task(self._prober.run_bursts(), name="bursts")
         finally:
             if self.registered.is_set():
                 self.registered.clear()
@@ -110,7 +123,9 @@ class TopologyAgent:
             except (ShardringError, OSError) as error:
                 self._note_refusal(error)
             else:
-                await self._report_links()
+                self._refresh_in -= 1
+                if self._refresh_in <= 0:
+                    await self._report_links()
             pause = min(next_report - time.monotonic(), self._heartbeat_seconds)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(MIN_HEARTBEAT_SECONDS, pause)):
@@ -118,7 +133,7 @@ class TopologyAgent:
 
     async def _report(self) -> None:
         node = await asyncio.to_thread(self._reporter.node)
-        if self._own is None or self._own.endpoints != node.endpoints:
+        if self._own is None or _probing_facts(self._own) != _probing_facts(node):
             self._own = node
             self._prober.set_peers(node, list(self._peers.nodes.values()))
         response = await self._remote.unary(
@@ -134,6 +149,12 @@ class TopologyAgent:
             logger.info("Registered with topology at %s as %s", self._remote.address, node.name)
         self.refusal = None
         self.registered.set()
+        if response.links_wanted:
+            self._refresh_links()
+
+    def _refresh_links(self) -> None:
+        """Have the links told with this or the next heartbeat."""
+        self._refresh_in = 0
 
     async def _report_changed_links(self) -> None:
         while True:
@@ -147,8 +168,13 @@ class TopologyAgent:
         # One at a time, so that an older report never arrives after a newer one.
         async with self._links_lock:
             self._links_changed.clear()
+            self._refresh_in = REFRESH_HEARTBEATS
             request = links_request_to_proto(
-                self._identity.node_id, self._identity.start_ns, self._prober.links()
+                self._identity.node_id,
+                self._identity.start_ns,
+                self._prober.links(),
+                self._prober.misdirections(),
+                time.monotonic(),
             )
             try:
                 await self._remote.unary(
@@ -157,6 +183,7 @@ class TopologyAgent:
                 self._links_failures = 0
             except ShardringError as error:
                 # One failure is no news: a peer may just have moved to another address.
+                self._refresh_links()
                 self._links_failures += 1
                 if self._links_failures == 2:
                     logger.warning("Links are not taken by topology: %s", error.message)
@@ -190,14 +217,14 @@ class TopologyAgent:
         after_revision: int | None = None
         lost = False
         while True:
-            request = pb.WatchTopologyRequest(after_revision=after_revision)
+            request = pb.WatchTopologyRequest(after_revision=after_revision, without_links=True)
             try:
                 async with aclosing(
                     self._remote.stream(self._stub.WatchTopology, request)
                 ) as responses:
                     async for response in responses:
                         after_revision, lost = response.revision, False
-                        self._take(event_from_proto(response))
+                        self._take(event_from_proto(response, time.monotonic()))
             except ShardringError as error:
                 if error.reason is Reason.REVISION_COMPACTED and after_revision is not None:
                     after_revision = None
@@ -207,7 +234,21 @@ class TopologyAgent:
                 lost = True
             await asyncio.sleep(RECONNECT_SECONDS)
 
+    def _note_claims(self, event: Topology | Change) -> None:
+        """Say it when another machine reports this node's id; it is told with its refusal."""
+        claims = {c.claimed_by for c in event.conflicts if c.node_id == self._identity.node_id}
+        if self.registered.is_set() and claims - self._claims:
+            logger.error(
+                "Node id %s, which is this node's, is also reported by %s, and refused there. If "
+                "one disk was cloned from the other, delete the file node-id from the data folder "
+                "of one of them and restart it.",
+                self._identity.node_id,
+                ", ".join(sorted(claims - self._claims)),
+            )
+        self._claims = claims
+
     def _take(self, event: Topology | Change) -> None:
+        self._note_claims(event)
         if self._peers.apply(event) and self._own is not None:
             self._prober.set_peers(self._own, list(self._peers.nodes.values()))
         if isinstance(event, Topology) and self._identity.node_id not in {
@@ -215,3 +256,8 @@ class TopologyAgent:
         }:
             # The service started anew, or forgot us.
             self._report_now.set()
+
+
+def _probing_facts(node: Node) -> tuple[object, ...]:
+    """Return what of this node decides whom it probes, and how links are told."""
+    return (node.endpoints, node.interfaces)

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import psutil
 
 from services.topology.agent.kinds_linux import linux_kind, read_linux_facts
-from services.topology.agent.kinds_macos import macos_kind, read_hardware_ports
+from services.topology.agent.kinds_macos import (
+    macos_kind,
+    read_bridge_members,
+    read_hardware_ports,
+)
 from services.topology.domain.addresses import can_link, canonical, is_dialable, parsed
 from services.topology.domain.model import Interface, InterfaceKind
 
@@ -87,7 +91,7 @@ def _is_usable(text: str) -> bool:
 
 def _kinds(names: Sequence[str]) -> dict[str, InterfaceKind]:
     if sys.platform == "darwin":
-        ports = read_hardware_ports()
-        return {name: macos_kind(name, ports) for name in names}
+        ports, members = read_hardware_ports(), read_bridge_members()
+        return {name: macos_kind(name, ports, members) for name in names}
     facts = read_linux_facts()
     return {name: linux_kind(name, facts) for name in names}

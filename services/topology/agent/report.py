@@ -1,6 +1,7 @@
 """What a node says of itself."""
 
 import importlib.util
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 import psutil
 
 from services.common.addresses import HostPort
+from services.topology.agent.hardware import HardwareReader
 from services.topology.agent.identity import Identity
 from services.topology.agent.interfaces import InterfaceReader, advertised_hosts
-from services.topology.domain.model import Backend, Node
+from services.topology.domain.model import Backend, Interface, Node
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,14 @@ class Reporter:
         self._lab = lab
         self._backends = installed_backends()
         self._interfaces = InterfaceReader()
+        self._hardware = HardwareReader()
+        self._told: frozenset[Interface] = frozenset()
 
     def node(self) -> Node:
         """Return the report. Blocks for a moment. Raises OSError when a name is not found."""
         interfaces = self._interfaces.read()
+        self._tell(interfaces)
+        hardware = self._hardware.latest(interfaces)
         hosts = advertised_hosts(self._listen.host, interfaces, lab=self._lab)
         memory = psutil.virtual_memory()
         return Node(
@@ -73,4 +81,16 @@ class Reporter:
             memory_total_bytes=memory.total,
             memory_available_bytes=available_bytes(memory.total, memory.available, self._memory),
             backends=self._backends,
+            fingerprint=self._identity.fingerprint,
+            rdma=hardware.rdma,
+            thunderbolt_ports=hardware.thunderbolt_ports,
         )
+
+    def _tell(self, interfaces: tuple[Interface, ...]) -> None:
+        """Log what differs from last time, once."""
+        current = frozenset(interfaces)
+        for gone in sorted(self._told - current, key=lambda interface: interface.name):
+            logger.info("No longer: %s with %s", gone.name, ", ".join(gone.addresses))
+        for new in sorted(current - self._told, key=lambda interface: interface.name):
+            logger.info("Interface %s (%s): %s", new.name, new.kind, ", ".join(new.addresses))
+        self._told = current

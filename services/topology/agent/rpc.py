@@ -1,28 +1,28 @@
-"""NodeIdentityService, which every node serves, and the call to it."""
+"""NodeIdentityService, which every node serves."""
 
-import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from grpc.aio import ServicerContext
 
-from services.common.channel import Remote
 from services.common.errors import invalid_field
 from services.common.server import Registration
+from services.topology.agent.bursts import MAX_BURST_BYTES, BurstGate, burst_parts
+from services.topology.agent.identify import NONCE_BYTES
 from shardring.topology.v1 import node_identity_service_pb2 as pb
 from shardring.topology.v1.node_identity_service_pb2_grpc import (
     NodeIdentityServiceServicer,
-    NodeIdentityServiceStub,
     add_NodeIdentityServiceServicer_to_server,
 )
 
-NONCE_BYTES = 16
-
 
 class NodeIdentityServicer(NodeIdentityServiceServicer):
-    """Says who answers here."""
+    """Says who answers here, and sends bursts to be measured."""
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, gate: BurstGate) -> None:
         self._node_id = node_id
+        self._gate = gate
 
     async def Identify(
         self, request: pb.IdentifyRequest, context: ServicerContext[Any, Any]
@@ -32,23 +32,24 @@ class NodeIdentityServicer(NodeIdentityServiceServicer):
             raise invalid_field("nonce", f"{len(request.nonce)} bytes", "16 to 64 bytes")
         return pb.IdentifyResponse(node_id=self._node_id, nonce=request.nonce)
 
+    async def MeasureLink(
+        self, request: pb.MeasureLinkRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.MeasureLinkResponse]:
+        """Send a burst."""
+        if not 1 <= request.byte_count <= MAX_BURST_BYTES:
+            raise invalid_field("byte_count", request.byte_count, f"1 to {MAX_BURST_BYTES}")
+        async with aclosing(burst_parts(request.byte_count, self._gate)) as parts:
+            async for part in parts:
+                yield pb.MeasureLinkResponse(payload=part)
 
-def identity_registration(node_id: str) -> Registration:
-    """Return NodeIdentityService for `start_server`."""
+
+def identity_registration(node_id: str, gate: BurstGate | None = None) -> Registration:
+    """Return NodeIdentityService for `start_server`.
+
+    `gate`: the one of the node's own agent, so that both take turns; None: one of its own.
+    """
+    servicer = NodeIdentityServicer(node_id, gate or BurstGate(node_id))
     return Registration(
         "shardring.topology.v1.NodeIdentityService",
-        lambda server: add_NodeIdentityServiceServicer_to_server(
-            NodeIdentityServicer(node_id), server
-        ),
+        lambda server: add_NodeIdentityServiceServicer_to_server(servicer, server),
     )
-
-
-async def identify(remote: Remote, *, timeout: float) -> str | None:
-    """Ask who answers; None when the answer is to another question (not our nonce).
-
-    Raises ShardringError when there is no answer in time.
-    """
-    stub = NodeIdentityServiceStub(remote.channel)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    answer = await remote.unary(stub.Identify, pb.IdentifyRequest(nonce=nonce), timeout=timeout)
-    return answer.node_id if answer.nonce == nonce else None

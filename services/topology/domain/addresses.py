@@ -1,15 +1,22 @@
 """Which addresses can join two machines."""
 
 import ipaddress
+import re
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_ZONE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def parsed(text: str) -> IpAddress | None:
     """Return an IP address, or None where `text` is none (such as a host name).
 
-    An IPv4 address written in IPv6 (::ffff:10.0.0.1) is returned as IPv4.
+    An IPv4 address written in IPv6 (::ffff:10.0.0.1) is returned as IPv4. A zone has to be an
+    interface's name; Python itself takes any text behind the "%".
     """
+    _, zoned, zone = text.partition("%")
+    if zoned and not _ZONE.fullmatch(zone):
+        return None
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

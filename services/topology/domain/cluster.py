@@ -1,12 +1,23 @@
 """Nodes with leases and the links they observed, from reports to revisions. No I/O, no clock."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.common.errors import Reason, ShardringError
-from services.topology.domain.model import Change, Link, Node, Topology, in_order
-from services.topology.domain.rules import check_links, check_node, check_node_id, not_advertised
-from services.topology.domain.significance import differs, drifted
+from services.topology.domain.conflicts import Conflicts
+from services.topology.domain.links import LinkTable, Relinked, advertised
+from services.topology.domain.model import Change, Link, Misdirection, Node, Topology
+from services.topology.domain.rules import (
+    check_links,
+    check_misdirections,
+    check_node,
+    check_node_id,
+    not_advertised,
+)
+from services.topology.domain.significance import differs
+
+# How many links a single report may cause to be looked at again.
+MAX_LINKS_AT_ONCE = 4_096
 
 
 @dataclass
@@ -35,70 +46,116 @@ class Cluster:
         self._gathering_end = now + lease_seconds
         self._lab = lab
         self._members: dict[str, _Member] = {}
-        # By source: all it reported; the part between live nodes at addresses that the sink
-        # advertises; and that part as it was when last announced to watchers.
-        self._observed: dict[str, tuple[Link, ...]] = {}
-        self._visible: dict[str, tuple[Link, ...]] = {}
-        self._announced: dict[str, tuple[Link, ...]] = {}
+        self._conflicts = Conflicts(lease_seconds)
+        self._links = LinkTable(self._node)
+        self._unsettled: set[str] = set()
 
     def topology(self) -> Topology:
         """Return everything known, with the newest figures."""
         return Topology(
             nodes=tuple(self._members[node_id].node for node_id in sorted(self._members)),
-            links=tuple(link for source in sorted(self._visible) for link in self._visible[source]),
+            links_by_source=self._links.links_by_source(),
             gathering=self.gathering,
+            conflicts=self._conflicts.listed(),
+            misdirections=self._links.misdirections(),
+            one_way=self._links.one_way(),
         )
+
+    def links_of(self, source: str) -> tuple[Link, ...]:
+        """Return the links of one source as they are served."""
+        return self._links.links_of(source)
+
+    def one_way(self) -> frozenset[tuple[str, str]]:
+        """Return the (source, sink) pairs that no link leads back from."""
+        return self._links.one_way()
+
+    def wants_links(self, node_id: str) -> bool:
+        """Say whether the present run of a node has not reported its links yet."""
+        return not self._links.has_report(node_id)
 
     def report_node(self, node: Node, now: float) -> Change | None:
         """Take a node's report and renew its lease.
 
         A later `start_ns` takes the place of an earlier run at once; its links count as
-        unverified until it reports them. An earlier one than that of a live node comes from a
-        second machine with the same id: NODE_ID_DUPLICATE names both. Also raises INVALID_FIELD.
+        unverified until it reports them. Another fingerprint than that of a live node, or an
+        earlier start, comes from a second machine with the same id: NODE_ID_DUPLICATE names both,
+        and what is listed stays (see `note_claim`). Also raises INVALID_FIELD.
+
+        In a large cluster the links that others observed of the node are looked at by `settle`.
         """
         check_node(node)
         member = self._members.get(node.node_id)
-        if member is not None and node.start_ns < member.node.start_ns:
+        if member is not None and _is_another(member.node, node):
             raise _duplicate(member.node, node.described())
         held = None if member is None else member.node
+        concerned = self._links.concerned(node.node_id)
         lease_end = now + self.lease_seconds
         if member is not None and not differs(member.node, member.announced_memory_bytes, node):
             member.node, member.lease_end = node, lease_end
             return None
         self._members[node.node_id] = _Member(node, lease_end, node.memory_available_bytes)
         if held is not None and held.start_ns != node.start_ns:
-            self._observed.pop(node.node_id, None)
+            self._links.withdraw(node.node_id)
         if held is not None and held.endpoints != node.endpoints:
             # An address that moved to another port has to be verified again.
-            gone = {e.host for e in set(held.endpoints) - set(node.endpoints)}
-            self._forget(lambda link: link.sink == node.node_id and link.sink_address in gone)
-        moved = held is None or held.start_ns != node.start_ns or held.endpoints != node.endpoints
-        return self._changed(updated=(node,), sources=None if moved else ())
+            self._links.withdraw_places(node.node_id, held.places - node.places)
+        moved = held is None or _link_facts(held) != _link_facts(node)
+        if moved and self._links.count(concerned) > MAX_LINKS_AT_ONCE:
+            self._unsettled |= concerned
+            moved = False
+        return self._changed(updated=(node,), sources=concerned if moved else ())
+
+    @property
+    def unsettled(self) -> bool:
+        """True while `settle` has something to do."""
+        return bool(self._unsettled)
+
+    def settle(self) -> Change | None:
+        """Look at the links of all nodes that came or moved since, together.
+
+        When a service restarts among n nodes, each of them comes to where all others have already
+        observed it: one by one, that would take n times as long as together.
+        """
+        relinked = self._links.announce(self._unsettled)
+        self._unsettled = set()
+        return self._changed(relinked=relinked) if relinked.sources else None
+
+    def note_claim(self, node: Node, now: float) -> Change | None:
+        """List a node that `report_node` has refused as a duplicate, for a while."""
+        held = self._members[node.node_id].node
+        noted = self._conflicts.note(node.node_id, held.described(), node.described(), now)
+        return self._changed() if noted else None
 
     def report_links(
-        self, source: str, start_ns: int | None, links: Sequence[Link]
+        self,
+        source: str,
+        start_ns: int | None,
+        links: Sequence[Link],
+        misdirections: Sequence[Misdirection] = (),
     ) -> Change | None:
-        """Replace the links that `source` observed.
+        """Replace the links and misdirections that `source` observed.
 
         `start_ns` names the run of the source that observed them, if known. Raises INVALID_FIELD,
         NODE_NOT_FOUND, and NODE_ID_DUPLICATE when another run holds the source's lease.
         """
         check_links(source, links, lab=self._lab)
+        check_misdirections(source, misdirections)
         member = self._members.get(source)
         if member is None:
             raise _not_found(source)
         if start_ns is not None and start_ns != member.node.start_ns:
             raise _duplicate(member.node, "another run of the node")
         for index, link in enumerate(links):
-            sink = self._members.get(link.sink)
-            if sink is not None and link.sink_address not in sink.node.hosts():
+            sink = self._node(link.sink)
+            # At another port it only just moved there or from there: not shown, but no fault.
+            if (
+                sink is not None
+                and not advertised(sink, link)
+                and link.sink_address not in sink.hosts()
+            ):
                 raise not_advertised(index, link)
-        self._observed[source] = in_order(links)
-        visible = self._visible_from(source)
-        if not drifted(self._announced.get(source, ()), visible):
-            self._visible[source] = visible
-            return None
-        return self._changed(sources=[source])
+        worth_telling = self._links.report(source, links, misdirections)
+        return self._changed(sources=[source]) if worth_telling else None
 
     def remove_node(self, node_id: str) -> Change:
         """Forget a node and its links. Raises INVALID_FIELD and NODE_NOT_FOUND."""
@@ -113,11 +170,13 @@ class Cluster:
         gathered = self.gathering and self._gathering_end <= now
         if gathered:
             self.gathering = False
-        return self._removed(ended) if ended or gathered else None
+        settled = self._conflicts.expire(now)
+        return self._removed(ended) if ended or gathered or settled else None
 
     def next_expiry(self) -> float | None:
         """Return when `expire` next has something to do; None: nothing is due."""
         ends = [member.lease_end for member in self._members.values()]
+        ends += self._conflicts.ends()
         if self.gathering:
             ends.append(self._gathering_end)
         return min(ends, default=None)
@@ -126,53 +185,47 @@ class Cluster:
         gone = frozenset(node_ids)
         for node_id in node_ids:
             del self._members[node_id]
-            for links in (self._observed, self._visible, self._announced):
-                links.pop(node_id, None)
-        self._forget(lambda link: link.sink in gone)
-        # Watchers know that a node takes its links along: they are not announced again.
-        for source in self._announced:
-            self._announced[source] = tuple(
-                link for link in self._announced[source] if link.sink not in gone
-            )
+            self._conflicts.drop(node_id)
+        self._links.remove(gone)
         return self._changed(removed=tuple(sorted(gone)))
 
-    def _forget(self, is_gone: Callable[[Link], bool]) -> None:
-        for source, links in self._observed.items():
-            self._observed[source] = tuple(link for link in links if not is_gone(link))
+    def _node(self, node_id: str) -> Node | None:
+        member = self._members.get(node_id)
+        return None if member is None else member.node
 
     def _changed(
         self,
         *,
         updated: tuple[Node, ...] = (),
         removed: tuple[str, ...] = (),
-        sources: Iterable[str] | None = None,
+        sources: Iterable[str] = (),
+        relinked: Relinked | None = None,
     ) -> Change:
-        """Count a revision, and find which sources' links now look different.
-
-        `sources`: those whose links may; None: any of them.
-        """
+        """Count a revision; `sources` are those whose links may now look different."""
         self.revision += 1
-        candidates = {*self._observed, *self._visible} if sources is None else sources
-        relinked = []
-        for source in sorted(candidates):
-            self._visible[source] = visible = self._visible_from(source)
-            if drifted(self._announced.get(source, ()), visible):
-                self._announced[source] = visible
-                relinked.append(source)
+        relinked = relinked or self._links.announce(sources)
         return Change(
             updated=updated,
             removed=removed,
-            relinked=tuple(relinked),
-            links=tuple(link for source in relinked for link in self._visible[source]),
+            relinked=relinked.sources,
+            links=relinked.links,
             gathering=self.gathering,
+            conflicts=self._conflicts.listed(),
+            misdirections=relinked.misdirections,
+            one_way=relinked.one_way,
         )
 
-    def _visible_from(self, source: str) -> tuple[Link, ...]:
-        return tuple(
-            link
-            for link in self._observed.get(source, ())
-            if (sink := self._members.get(link.sink)) and link.sink_address in sink.node.hosts()
-        )
+
+def _is_another(held: Node, node: Node) -> bool:
+    """Say whether a report is by another machine, or an earlier run, than the live node's."""
+    if held.fingerprint and node.fingerprint and held.fingerprint != node.fingerprint:
+        return True
+    return node.start_ns < held.start_ns
+
+
+def _link_facts(node: Node) -> tuple[object, ...]:
+    """Return what decides which links of a node, and to it, are shown, and how."""
+    return (node.start_ns, node.endpoints, node.rdma, node.thunderbolt_ports)
 
 
 def _not_found(node_id: str) -> ShardringError:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.topology.domain.model import Link, Node
+from services.topology.domain.model import Link, Node, Throughput
 
 MEMORY_STEP_BYTES = 64 * 2**20
 MEMORY_STEP_FRACTION = 0.01
 ROUND_TRIP_STEP_NS = 1_000_000
 ROUND_TRIP_STEP_FRACTION = 0.5
+THROUGHPUT_STEP_FRACTION = 0.2
 
 
 def differs(held: Node, announced_memory_bytes: int, node: Node) -> bool:
@@ -26,20 +27,42 @@ def differs(held: Node, announced_memory_bytes: int, node: Node) -> bool:
 def drifted(announced: Sequence[Link], links: Sequence[Link]) -> bool:
     """Say whether one source's links, in order, tell watchers something.
 
-    Other links or kinds do; a round trip once it is more than 1 ms and more than half away from
-    the figure last announced.
+    Other links, kinds, ports, interfaces or RDMA devices do; a round trip (fastest or median) once
+    it is more than 1 ms and more than half away from the figure last announced; a throughput that
+    comes or goes, or is more than a fifth away.
     """
     if len(announced) != len(links):
         return True
     return any(
-        before.key != after.key or before.kind != after.kind or _round_trip_differs(before, after)
+        before is not after and _differs(before, after)
         for before, after in zip(announced, links, strict=True)
     )
 
 
-def _round_trip_differs(before: Link, after: Link) -> bool:
-    step = max(ROUND_TRIP_STEP_NS, ROUND_TRIP_STEP_FRACTION * before.round_trip_ns)
-    return abs(after.round_trip_ns - before.round_trip_ns) > step
+def _differs(before: Link, after: Link) -> bool:
+    return (
+        before.sink != after.sink
+        or before.sink_address != after.sink_address
+        or before.kind is not after.kind
+        or before.sink_port != after.sink_port
+        or before.source_interface != after.source_interface
+        or before.rdma_device != after.rdma_device
+        or _round_trip_differs(before.round_trip_ns, after.round_trip_ns)
+        or _round_trip_differs(before.round_trip_median_ns, after.round_trip_median_ns)
+        or _throughput_differs(before.throughput, after.throughput)
+    )
+
+
+def _round_trip_differs(before: int, after: int) -> bool:
+    away = abs(after - before)
+    return away > ROUND_TRIP_STEP_NS and away > ROUND_TRIP_STEP_FRACTION * before
+
+
+def _throughput_differs(before: Throughput | None, after: Throughput | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    away = abs(after.bytes_per_second - before.bytes_per_second)
+    return away > THROUGHPUT_STEP_FRACTION * before.bytes_per_second
 
 
 def _without_figures(node: Node) -> Node:

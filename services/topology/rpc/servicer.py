@@ -1,26 +1,35 @@
-"""TopologyService: convert, call, convert."""
+"""TopologyService: convert, call, convert.
 
+The two calls that return whole topologies answer with bytes that `Frames` has at hand; the others
+with messages, as usual.
+"""
+
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import grpc
 from grpc.aio import ServicerContext
 
 from services.common.server import Registration
 from services.topology.app import TopologyApp
+from services.topology.domain.model import Topology
 from services.topology.rpc.convert import (
-    event_to_proto,
     lease_to_proto,
-    link_from_proto,
     node_from_proto,
     start_ns_from_proto,
-    topology_to_proto,
 )
+from services.topology.rpc.convert_links import link_from_proto, misdirection_from_proto
+from services.topology.rpc.frames import Frames
 from shardring.topology.v1 import topology_service_pb2 as pb
 from shardring.topology.v1.topology_service_pb2_grpc import (
     TopologyServiceServicer,
     add_TopologyServiceServicer_to_server,
 )
+
+NAME = "shardring.topology.v1.TopologyService"
 
 Context = ServicerContext[Any, Any]
 
@@ -30,46 +39,35 @@ class TopologyServicer(TopologyServiceServicer):
 
     def __init__(self, app: TopologyApp) -> None:
         self._app = app
+        self._frames = Frames()
 
     async def ReportNode(
         self, request: pb.ReportNodeRequest, context: Context
     ) -> pb.ReportNodeResponse:
         """Renew a node's lease."""
-        self._app.report_node(node_from_proto(request.node))
+        node = node_from_proto(request.node)
+        self._app.report_node(node)
         return lease_to_proto(
-            self._app.lease_seconds, self._app.heartbeat_seconds, self._app.revision
+            self._app.lease_seconds,
+            self._app.heartbeat_seconds,
+            self._app.revision,
+            links_wanted=self._app.wants_links(node.node_id),
         )
 
     async def ReportLinks(
         self, request: pb.ReportLinksRequest, context: Context
     ) -> pb.ReportLinksResponse:
         """Replace one source's links."""
-        self._app.report_links(
-            request.source_node_id,
-            start_ns_from_proto(request),
-            [link_from_proto(link) for link in request.links],
-        )
-        return pb.ReportLinksResponse(revision=self._app.revision)
-
-    async def GetTopology(
-        self, request: pb.GetTopologyRequest, context: Context
-    ) -> pb.GetTopologyResponse:
-        """Return everything known, unless the caller has it."""
+        source, now = request.source_node_id, time.monotonic()
+        links = [link_from_proto(link, now) for link in request.links]
+        misdirections = [misdirection_from_proto(found) for found in request.misdirections]
+        # A report may hold thousands of links: between its parts others get their answers.
+        await asyncio.sleep(0)
+        self._app.report_links(source, start_ns_from_proto(request), links, misdirections)
         revision = self._app.revision
-        if request.HasField("if_revision_not") and request.if_revision_not == revision:
-            return pb.GetTopologyResponse(revision=revision, unchanged=True)
-        return pb.GetTopologyResponse(
-            revision=revision, topology=topology_to_proto(self._app.topology())
-        )
-
-    async def WatchTopology(
-        self, request: pb.WatchTopologyRequest, context: Context
-    ) -> AsyncIterator[pb.WatchTopologyResponse]:
-        """Stream a snapshot and changes."""
-        after = request.after_revision if request.HasField("after_revision") else None
-        async with aclosing(self._app.watch(after)) as events:
-            async for revision, event in events:
-                yield event_to_proto(revision, event)
+        await asyncio.sleep(0)
+        self._frames.prepare(self._app.links_of(source), self._app.one_way(), now)
+        return pb.ReportLinksResponse(revision=revision)
 
     async def RemoveNode(
         self, request: pb.RemoveNodeRequest, context: Context
@@ -78,10 +76,49 @@ class TopologyServicer(TopologyServiceServicer):
         self._app.remove_node(request.node_id)
         return pb.RemoveNodeResponse(revision=self._app.revision)
 
+    async def GetTopology(  # type: ignore[override]
+        self, request: pb.GetTopologyRequest, context: Context
+    ) -> bytes:
+        """Return everything known, unless the caller has it."""
+        revision = self._app.revision
+        if request.HasField("if_revision_not") and request.if_revision_not == revision:
+            return pb.GetTopologyResponse(revision=revision, unchanged=True).SerializeToString()
+        return self._frames.answer(revision, self._app.topology(), time.monotonic())
+
+    async def WatchTopology(  # type: ignore[override]
+        self, request: pb.WatchTopologyRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Stream a snapshot and changes."""
+        after = request.after_revision if request.HasField("after_revision") else None
+        events = self._app.watch(after, without_links=request.without_links)
+        async with aclosing(events):
+            async for revision, event in events:
+                now = time.monotonic()
+                if isinstance(event, Topology):
+                    yield self._frames.snapshot(revision, event, now)
+                else:
+                    yield self._frames.change(revision, event, now)
+
+    def encoded_handlers(self) -> dict[str, Any]:
+        """Return the handlers of the calls that answer with bytes."""
+        return {
+            "GetTopology": grpc.unary_unary_rpc_method_handler(
+                self.GetTopology, request_deserializer=pb.GetTopologyRequest.FromString
+            ),
+            "WatchTopology": grpc.unary_stream_rpc_method_handler(
+                self.WatchTopology, request_deserializer=pb.WatchTopologyRequest.FromString
+            ),
+        }
+
 
 def topology_registration(app: TopologyApp) -> Registration:
     """Return TopologyService for `start_server`."""
-    return Registration(
-        "shardring.topology.v1.TopologyService",
-        lambda server: add_TopologyServiceServicer_to_server(TopologyServicer(app), server),
-    )
+
+    servicer = TopologyServicer(app)
+
+    def add(server: grpc.aio.Server) -> None:
+        add_TopologyServiceServicer_to_server(servicer, server)
+        # These take the place of the ones just added, which would encode what is encoded.
+        server.add_registered_method_handlers(NAME, servicer.encoded_handlers())
+
+    return Registration(NAME, add)

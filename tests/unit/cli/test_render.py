@@ -14,7 +14,7 @@ from services.cli.render.instances import (
     shard_line,
     where,
 )
-from services.cli.render.nodes import links_table, nodes_table
+from services.cli.render.nodes import links_matrix, links_table, nodes_table
 from services.cli.render.placements import host_lists, placement_table, previews
 from services.cli.shell import make_console
 from shardring.common.v1 import common_pb2
@@ -124,7 +124,49 @@ def test_links_are_sorted_and_tell_the_missing_way() -> None:
     ]
     assert [row.endswith("one-way") for row in rows] == [False, True, False]
     assert "99" in rows[1]
-    assert rows[2].split()[3:] == ["thunderbolt", "0.42", "ms"]
+    assert rows[2].split()[3:] == ["thunderbolt", "0.42", "ms", "-"]
+
+
+def test_links_show_usual_round_trips_speeds_and_rdma() -> None:
+    link = topology_pb2.Link(
+        source_node_id="1",
+        sink_node_id="2",
+        sink_address="169.254.1.2",
+        throughput_bytes_per_second=1_175_000_000,
+        rdma_device="rdma_en3",
+    )
+    link.round_trip.FromMicroseconds(100)
+    link.round_trip_median.FromMicroseconds(420)
+    link.throughput_age.FromSeconds(130)
+    back = topology_pb2.Link(source_node_id="2", sink_node_id="1", sink_address="169.254.1.1")
+    nodes = [topology_pb2.Node(node_id=i, name=f"n{i}") for i in "12"]
+    _, there, _ = shown(links_table(topology_pb2.Topology(nodes=nodes, links=[link, back])))
+    assert words(there).endswith("0.42 ms 9.4 Gbit/s 2 min ago rdma_en3")
+
+
+def test_the_matrix_shows_the_fastest_link_of_each_pair() -> None:
+    links = [
+        topology_pb2.Link(source_node_id=source, sink_node_id=sink, sink_address=address)
+        for source, sink, address in [
+            ("1", "2", "10.0.0.2"),
+            ("1", "2", "169.254.0.2"),
+            ("2", "1", "10.0.0.1"),
+            ("2", "1", "10.1.0.1"),
+            ("1", "3", "10.0.0.3"),
+        ]
+    ]
+    for link, microseconds in zip(links, (300, 900, 400, 250, 500), strict=True):
+        link.round_trip.FromMicroseconds(microseconds)
+    links[0].throughput_bytes_per_second = 115_000_000
+    links[1].throughput_bytes_per_second = 2_500_000_000
+    nodes = [topology_pb2.Node(node_id=i, name=f"n{i}") for i in "321"]
+    matrix = links_matrix(topology_pb2.Topology(nodes=nodes, links=links))
+    assert [words(line) for line in shown(matrix)] == [
+        "FROM \\ TO n1 n2 n3",
+        "n1 20.0 Gbit/s 0.50 ms",
+        "n2 0.25 ms -",
+        "n3 - -",
+    ]
 
 
 def test_a_placement_in_rank_order() -> None:
@@ -175,9 +217,11 @@ def test_instances_fold_between_ranks_never_inside() -> None:
     expected = "i org/m STARTING n0:[0,3):WARMING_UP n1:[3,4):WARMING_UP - 0 1 min"
     assert words(lines[1]) == expected
     assert lines[2] == "i: Broke [down]. SHARD_FAILED"
-    narrow = shown(instances_table([made], now=1060), width=80)
+    narrow = shown(instances_table([made], now=1060, stacked=True), width=72)
+    assert narrow[0].split()[-3:] == ["MEMORY", "REQUESTS", "AGE"]
     assert "n0:[0,3):WARMING_UP" in narrow[1]
-    assert narrow[2].split() == ["n1:[3,4):WARMING_UP"]
+    assert narrow[1].endswith("0  1 min"), "figures are never cut"
+    assert "n1:[3,4):WARMING_UP" in narrow[2]
     assert shown(instances_table([], now=0))[0].startswith("INSTANCE")
 
 

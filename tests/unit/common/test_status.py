@@ -1,7 +1,10 @@
 """Errors survive the way over the wire, and every reason is documented and mapped."""
 
+import urllib.parse
+
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError, Metadata
 
 from services.common.errors import Reason, ShardringError
@@ -9,6 +12,7 @@ from services.common.status import (
     CODES,
     error_from_proto,
     error_from_rpc,
+    error_message,
     error_to_proto,
     error_to_trailers,
 )
@@ -67,3 +71,20 @@ def test_an_unreachable_service_is_named(code: grpc.StatusCode, reason: Reason) 
     assert got.reason is reason
     assert got.metadata == {"service": "topology", "address": "10.0.0.1:52410"}
     assert "topology at 10.0.0.1:52410" in got.message
+
+
+def test_an_error_fits_its_trailers_and_steers_no_terminal() -> None:
+    """gRPC drops what is over 8 KiB, and counts other than ASCII in the message threefold."""
+    for piece in ("x", "é", "\U0001f600", "\x1b[2J\n"):
+        error = ShardringError(
+            Reason.INVALID_FIELD,
+            piece * 100_000,
+            metadata={f"key-{i}": piece * 100_000 for i in range(100)},
+        )
+        [(_, packed), *_] = error_to_trailers(error)
+        quoted = urllib.parse.quote(error_message(error))
+        assert len(packed) + len(quoted) < 8_000
+        assert error_message(error).isprintable()
+        info = error_details_pb2.ErrorInfo()
+        assert status_pb2.Status.FromString(packed).details[0].Unpack(info)
+        assert info.metadata["key-0"].startswith(piece)

@@ -1,7 +1,8 @@
+from dataclasses import replace
 from itertools import pairwise
 
 from services.common.addresses import HostPort
-from services.placement.domain.cluster import Link, LinkKind, Node, cluster_of
+from services.placement.domain.cluster import MESSAGE_BYTES, Link, LinkKind, Node, cluster_of
 from services.placement.domain.hosts import (
     FIRST_PORT,
     PORT_COUNT,
@@ -72,6 +73,62 @@ def test_the_link_is_chosen_by_kind_then_round_trip_then_address() -> None:
     assert chosen(Link("a", "b", "x", wifi, 9), Link("a", "b", "y", wifi, 1)) == "y"
     assert chosen(Link("a", "b", "x", wifi, None), Link("a", "b", "y", wifi, 9)) == "y"
     assert chosen(Link("a", "b", "y", wifi, 5), Link("a", "b", "x", wifi, 5)) == "x"
+
+
+def measured(address: str, kind: LinkKind, hop: int, rate: int = 10**9) -> Link:
+    """A link from a to b whose round trip and transfers make up this hop."""
+    transfer = 2 * MESSAGE_BYTES * 10**9 // rate
+    return Link("a", "b", address, kind, hop - transfer, rate)
+
+
+def chosen(*links: Link) -> str:
+    return cluster_of([node("a"), node("b")], links).best_links["a", "b"].address
+
+
+def test_of_measured_links_the_fastest_is_chosen_whatever_its_kind() -> None:
+    wifi = measured("10.0.0.1", LinkKind.WIFI, 1_000_000)
+    overlay = measured("10.0.0.2", LinkKind.OVERLAY, 800_000)
+    assert wifi.hop_nanoseconds == 1_000_000
+    assert chosen(wifi, overlay) == "10.0.0.2"
+    # What a fast start is worth depends on what follows it.
+    quick_but_narrow = measured("10.0.0.3", LinkKind.ETHERNET, 900_000 + 3_276_800, 10**7)
+    assert quick_but_narrow.round_trip_nanoseconds == 900_000
+    assert chosen(wifi, quick_but_narrow) == "10.0.0.1"
+
+
+def test_links_within_a_fifth_are_chosen_by_kind() -> None:
+    slower = measured("10.0.0.1", LinkKind.ETHERNET, 1_200_000)
+    wifi = measured("10.0.0.2", LinkKind.WIFI, 1_000_000)
+    assert chosen(slower, wifi) == "10.0.0.1"
+    assert chosen(measured("10.0.0.1", LinkKind.ETHERNET, 1_200_001), wifi) == "10.0.0.2"
+    # One that nobody has measured yet may be as fast.
+    assert chosen(Link("a", "b", "10.0.0.9", LinkKind.THUNDERBOLT), wifi, slower) == "10.0.0.9"
+    assert chosen(Link("a", "b", "10.0.0.9", LinkKind.OVERLAY, 1), wifi, slower) == "10.0.0.1"
+
+
+def test_both_directions_use_one_physical_link() -> None:
+    def between(a: str, b: str, kind: LinkKind, there: int, back: int) -> list[Link]:
+        """The cable between these interfaces, which are named as their addresses."""
+        rate = 10**9
+        return [
+            Link("a", "b", b, kind, there, rate, a, b),
+            Link("b", "a", a, kind, back, rate, b, a),
+        ]
+
+    cable = between("tb-a", "tb-b", LinkKind.THUNDERBOLT, 50_000, 90_000)
+    lan = between("lan-a", "lan-b", LinkKind.ETHERNET, 200_000, 60_000)
+
+    def used(*links: Link) -> tuple[str, str]:
+        best = cluster_of([node("a"), node("b")], links).best_links
+        return (best["a", "b"].address, best["b", "a"].address)
+
+    # Alone, the way back over the LAN would be the faster one by far.
+    assert used(*cable, *lan) == used(*lan, *cable) == ("tb-b", "tb-a")
+    # A cable that works in one direction only is none.
+    assert used(cable[0], *lan) == ("lan-b", "lan-a")
+    # Where nothing is known of interfaces, each direction takes its best.
+    unknown = [replace(link, source_interface="") for link in (*cable, *lan)]
+    assert used(*unknown) == ("tb-b", "lan-a")
 
 
 def test_ranks_at_one_address_get_a_port_each() -> None:

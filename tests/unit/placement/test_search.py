@@ -316,3 +316,21 @@ def test_every_size_against_listing_every_cycle(
         else:
             assert found.ring is not None
             assert score_of(of_candidates, found.ring) == expected[1]
+
+
+@pytest.mark.parametrize(("embedding", "head"), [(900, 0), (0, 900)])
+def test_a_model_whose_end_fits_nowhere_is_soon_ruled_out(embedding: int, head: int) -> None:
+    """Enough memory in sum, but no node holds the embedding, or the head: no search at all."""
+    ids = [chr(ord("a") + i) for i in range(20)]
+    wanted = model([100] * 20, embedding=embedding, head=head)
+    found = search(candidates(cluster(dict.fromkeys(ids, 500))), wanted, steps=1)
+    assert (found.ring, found.proven, found.compared_count) == (None, True, 0)
+
+
+def test_both_ends_need_a_node_each() -> None:
+    ends = model([100] * 20, embedding=700, head=700)
+    one_large = {**dict.fromkeys("bcdefghijklmnopqrst", 500), "a": 1500}
+    assert search(candidates(cluster(one_large)), ends, 2, steps=1).proven
+    assert search(candidates(cluster(one_large)), ends, 2).ring is None
+    two_large = {**one_large, "b": 1500}
+    assert {"a", "b"} <= set(search(candidates(cluster(two_large)), ends, 2).ring or ())

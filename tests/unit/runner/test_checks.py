@@ -24,6 +24,10 @@ def rank(index: int, start: int, end: int) -> Rank:
     return Rank(index, f"id{index}", f"n{index}", (endpoint,), (start, end), HOSTS, 1)
 
 
+def hosts_of(index: int, *hosts: str) -> Rank:
+    return replace(RING.ranks[index], hosts=hosts)
+
+
 RING = Ring("org/name", "c0ffee", 4, (rank(0, 0, 3), rank(1, 3, 4)))
 
 
@@ -45,6 +49,29 @@ def test_a_sound_ring_passes() -> None:
         (
             "placement.ranks[0].endpoints",
             replace(RING, ranks=(replace(rank(0, 0, 3), endpoints=()), rank(1, 3, 4))),
+        ),
+        (
+            "placement.ranks[0].hosts[1]",
+            replace(RING, ranks=(hosts_of(0, "0.0.0.0:61000", "bob:61001"), RING.ranks[1])),
+        ),
+        (
+            "placement.ranks[0].hosts[0].port",
+            replace(RING, ranks=(hosts_of(0, "0.0.0.0:0", "127.0.0.1:61001"), RING.ranks[1])),
+        ),
+        (
+            "placement.ranks[0].hosts[1]",
+            replace(RING, ranks=(hosts_of(0, "0.0.0.0:61000", "127.0.0.1:7"), RING.ranks[1])),
+        ),
+        (
+            "placement.ranks[1].endpoints[0].port",
+            replace(
+                RING,
+                ranks=(RING.ranks[0], replace(RING.ranks[1], endpoints=(HostPort("::1", 0),))),
+            ),
+        ),
+        (
+            "placement.ranks[1].weight_bytes",
+            replace(RING, ranks=(RING.ranks[0], replace(RING.ranks[1], weight_bytes=-1))),
         ),
     ],
 )

@@ -1,13 +1,15 @@
 """Leases, revisions and duplicates: what reports do to the topology."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
 from services.topology.domain.cluster import Cluster
-from services.topology.domain.model import Change, Link, Node
+from services.topology.domain.model import Change, Link, Misdirection, Node, Throughput
 from tests.unit.topology.examples import GIB, link, node
 
 A = node("a", "10.0.0.1")
@@ -128,7 +130,8 @@ def test_links_to_nodes_that_are_not_there_yet_show_when_they_come(cluster: Clus
     assert cluster.report_links("a", A.start_ns, [A_TO_B, link("a", "c", "10.0.0.3")]) is None
     assert links(cluster) == []
     change = cluster.report_node(B, 1)
-    assert change == Change(updated=(B,), relinked=("a",), links=(A_TO_B,), gathering=True)
+    one_way = frozenset({("a", "b")})
+    assert change == Change((B,), (), ("a",), (A_TO_B,), gathering=True, one_way=one_way)
     # c comes, but advertises another address than the one reported.
     cluster.report_node(node("c", "10.9.9.9"), 1)
     assert links(cluster) == [A_TO_B]
@@ -226,3 +229,147 @@ def test_following_the_changes_gives_the_same_topology(cluster: Cluster) -> None
         current = cluster.topology()
         assert tuple(nodes[node_id] for node_id in sorted(nodes)) == current.nodes
         assert tuple(k for source in sorted(seen) for k in seen[source]) == current.links
+
+
+def test_a_link_without_its_counterpart_is_one_way_until_that_comes(cluster: Cluster) -> None:
+    for each in (A, B, C):
+        cluster.report_node(each, 0)
+    assert cluster.topology().one_way == frozenset()
+    cluster.report_links("a", None, [A_TO_B, link("a", "c", "10.0.0.3")])
+    assert cluster.topology().one_way == {("a", "b"), ("a", "c")}
+    change = cluster.report_links("b", None, [B_TO_A])
+    # Only b is told anew; that its counterpart is no longer one-way follows from the links.
+    assert change is not None
+    assert (change.relinked, change.one_way) == (("b",), frozenset())
+    assert cluster.topology().one_way == {("a", "c")}
+    cluster.report_links("a", None, [link("a", "c", "10.0.0.3")])
+    assert cluster.topology().one_way == {("a", "c"), ("b", "a")}
+    cluster.remove_node("a")
+    assert cluster.topology().one_way == frozenset()
+
+
+def test_two_links_the_one_way_make_no_pair(cluster: Cluster) -> None:
+    cluster.report_node(A, 0)
+    cluster.report_node(node("b", endpoints=(HostPort("10.0.0.2", 1), HostPort("10.1.0.2", 1))), 0)
+    cluster.report_links("a", None, [A_TO_B, link("a", "b", "10.1.0.2")])
+    cluster.report_links("b", None, [B_TO_A])
+    assert cluster.topology().one_way == frozenset()
+    cluster.report_links("a", None, [link("a", "b", "10.1.0.2")])
+    assert cluster.topology().one_way == frozenset()
+    cluster.report_links("a", None, [])
+    assert cluster.topology().one_way == {("b", "a")}
+
+
+def test_misdirections_are_listed_while_both_nodes_live(pair: Cluster) -> None:
+    found = Misdirection("a", "b", "x", "172.17.0.1", 52420)
+    change = pair.report_links("a", None, [A_TO_B], [found])
+    assert change == Change((), (), ("a",), (A_TO_B,), gathering=True, misdirections=(found,))
+    assert pair.report_links("a", None, [A_TO_B], [found]) is None
+    assert pair.topology().misdirections == (found,)
+    pair.remove_node("b")
+    assert pair.topology().misdirections == ()
+    # Told with the removal: no word of it once more.
+    assert pair.report_links("a", None, []) is None
+    pair.report_node(B, 0)
+    pair.report_links("a", None, [], [found])
+    pair.remove_node("a")
+    assert pair.topology().misdirections == ()
+
+
+def test_a_throughput_is_announced_when_it_comes_goes_or_moves_by_a_fifth(pair: Cluster) -> None:
+    def reported(bytes_per_second: int | None) -> Change | None:
+        measured = None if bytes_per_second is None else Throughput(bytes_per_second, 5.0)
+        return pair.report_links("a", None, [replace(A_TO_B, throughput=measured)])
+
+    assert reported(1_000) is not None
+    assert reported(1_200) is None
+    assert links(pair)[0].throughput == Throughput(1_200, 5.0)
+    assert reported(1_201) is not None
+    assert reported(None) is not None
+    assert reported(None) is None
+
+
+def test_a_link_at_a_port_that_the_sink_left_is_not_served(pair: Cluster) -> None:
+    at_port = replace(A_TO_B, sink_port=52420)
+    pair.report_links("a", None, [at_port])
+    assert links(pair) == [at_port, B_TO_A]
+    pair.report_node(node("b", "10.0.0.2", port=7), 1)
+    assert links(pair) == [B_TO_A]
+    # A report that crossed with the move is no fault, and changes nothing.
+    assert pair.report_links("a", None, [at_port]) is None
+    pair.report_links("a", None, [replace(at_port, sink_port=7)])
+    assert [k.sink_port for k in links(pair)] == [7, 0]
+
+
+def test_links_are_wanted_from_each_run_once(pair: Cluster) -> None:
+    assert not pair.wants_links("a")
+    pair.report_node(node("a", "10.0.0.1", start_ns=2_000), 1)
+    assert pair.wants_links("a")
+    pair.report_links("a", None, [])
+    assert not pair.wants_links("a")
+    pair.remove_node("a")
+    assert pair.wants_links("a")
+
+
+def test_links_of_many_nodes_that_come_at_once_are_settled_together(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.topology.domain.cluster.MAX_LINKS_AT_ONCE", 2)
+    cluster.report_node(A, 0)
+    to_c = link("a", "c", "10.0.0.3")
+    cluster.report_links("a", None, [A_TO_B, to_c, link("a", "d", "10.0.0.4")])
+    assert cluster.report_node(B, 0) == Change(updated=(B,), gathering=True)
+    assert cluster.report_node(C, 0) == Change(updated=(C,), gathering=True)
+    assert links(cluster) == []
+    assert cluster.unsettled
+    before = cluster.revision
+    change = cluster.settle()
+    assert change is not None
+    assert (change.relinked, change.links) == (("a",), (A_TO_B, to_c))
+    assert links(cluster) == [A_TO_B, to_c]
+    assert not cluster.unsettled
+    assert cluster.settle() is None
+    assert cluster.revision == before + 1
+
+
+def test_a_full_mesh_costs_what_differs_and_stays_exact(cluster: Cluster) -> None:
+    """Random reports, removals and moves against a plain re-computation of what must be seen."""
+    draw = random.Random(7)
+    names = "abcdef"
+    observed: dict[str, tuple[Link, ...]] = {}
+    alive: dict[str, Node] = {}
+    for step in range(600):
+        name = draw.choice(names)
+        what = draw.random()
+        if what < 0.25 or name not in alive:
+            moved = node(name, f"10.0.0.{ord(name)}", port=draw.choice([1, 2]))
+            if moved != alive.get(name, moved):
+                port = moved.endpoints[0].port
+                observed = {
+                    s: tuple(k for k in kept if k.sink != name or k.sink_port == port)
+                    for s, kept in observed.items()
+                }
+            alive[name] = moved
+            cluster.report_node(moved, 0)
+            observed.setdefault(name, ())
+        elif what < 0.35:
+            cluster.remove_node(name)
+            del alive[name], observed[name]
+            observed = {s: tuple(k for k in kept if k.sink != name) for s, kept in observed.items()}
+        else:
+            sinks = [s for s in names if s != name and draw.random() < 0.6]
+            found = tuple(
+                replace(link(name, s, f"10.0.0.{ord(s)}"), sink_port=draw.choice([1, 2]))
+                for s in sinks
+            )
+            cluster.report_links(name, None, found)
+            observed[name] = found
+        expected = [
+            k
+            for source in sorted(observed)
+            for k in observed[source]
+            if k.sink in alive and k.sink_port == alive[k.sink].endpoints[0].port
+        ]
+        pairs = {(k.source, k.sink) for k in expected}
+        assert links(cluster) == expected, step
+        assert cluster.topology().one_way == {(a, b) for a, b in pairs if (b, a) not in pairs}

@@ -21,7 +21,12 @@ def test_the_id_is_kept_and_each_run_is_later(tmp_path: Path) -> None:
         pass
     assert second.node_id == first.node_id
     assert second.start_ns == first.start_ns + 10**20 + 1
-    assert sorted(path.name for path in folder.iterdir()) == ["last-start", "node-id", "node.lock"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "last-start",
+        "machine",
+        "node-id",
+        "node.lock",
+    ]
 
 
 def test_those_that_start_at_once_get_the_same_id(tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ def test_good_reports_pass() -> None:
         (replace(GOOD, endpoints=(HostPort("fe80::1", 1),)), "node.endpoints[0].address"),
         (replace(GOOD, endpoints=(HostPort("[fd00::1]", 1),)), "node.endpoints[0].address"),
         (replace(GOOD, endpoints=(HostPort("10.0.0.300", 1),)), "node.endpoints[0].address"),
+        (replace(GOOD, endpoints=(HostPort("fd00::1%\x1b[2J", 1),)), "node.endpoints[0].address"),
+        (
+            replace(GOOD, interfaces=(Interface("e", InterfaceKind.WIFI, ("::1%" + "z" * 99,)),)),
+            "node.interfaces[0].addresses",
+        ),
         (
             replace(GOOD, interfaces=(Interface("en0", InterfaceKind.WIFI, ("10.0.0.1/24",)),)),
             "node.interfaces[0].addresses",

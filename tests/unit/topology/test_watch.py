@@ -6,7 +6,8 @@ import pytest
 
 from services.common.errors import Reason, ShardringError
 from services.topology.domain.model import Change, Topology
-from services.topology.watch import ChangeLog
+from services.topology.watch import ChangeLog, NodeLog
+from tests.unit.topology.examples import link, node
 
 EMPTY = Topology((), (), gathering=False)
 
@@ -73,3 +74,52 @@ async def test_closing_ends_watches(log: ChangeLog) -> None:
     with pytest.raises(ShardringError) as caught:
         await waiting
     assert caught.value.reason is Reason.SHUTTING_DOWN
+
+
+def came(*node_ids: str) -> Change:
+    return Change(updated=tuple(node(node_id) for node_id in node_ids), gathering=True)
+
+
+async def test_who_follows_nodes_is_told_of_what_came_together_as_one() -> None:
+    log = NodeLog(10)
+    log.append(11, came("a", "b"))
+    log.append(12, Change(relinked=("a",), links=(link("a", "b", "10.0.0.2"),), gathering=True))
+    log.append(13, Change(removed=("b", "c"), gathering=True))
+    log.append(14, came("c"))
+    log.append(15, Change(relinked=("a",), gathering=True))
+    events = log.follow(10, lambda: EMPTY)
+    change = Change(updated=(node("a"), node("c")), removed=("b",), gathering=True)
+    assert await anext(events) == (15, change)
+    # Who waits is told of nothing until a node comes or goes, or gathering ends.
+    waiting = asyncio.ensure_future(anext(events))
+    log.append(16, Change(relinked=("a",), gathering=True))
+    log.append(17, Change(gathering=False))
+    log.append(18, Change(gathering=False))
+    assert await waiting == (18, Change(gathering=False))
+
+
+async def test_a_snapshot_for_who_follows_nodes_has_no_links() -> None:
+    log = NodeLog(10)
+    whole = Topology((node("a"),), ((link("a", "b", "10.0.0.2"),),), gathering=True)
+    events = log.follow(None, lambda: whole)
+    assert await anext(events) == (10, Topology((node("a"),), (), gathering=True))
+    log.append(11, came("b"))
+    assert await anext(events) == (11, came("b"))
+    log.close()
+    with pytest.raises(ShardringError) as caught:
+        await anext(events)
+    assert caught.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_changes_of_links_push_no_nodes_out() -> None:
+    log = NodeLog(10, max_weight=4)
+    log.append(11, came("a"))
+    for revision in range(12, 50):
+        log.append(revision, Change(relinked=("a",), gathering=True))
+    log.append(50, came("b"))
+    assert await anext(log.follow(11, lambda: EMPTY)) == (50, came("b"))
+    log.append(51, came("c"))
+    with pytest.raises(ShardringError) as caught:
+        await anext(log.follow(10, lambda: EMPTY))
+    assert caught.value.reason is Reason.REVISION_COMPACTED
+    assert await anext(log.follow(11, lambda: EMPTY)) == (51, came("b", "c"))

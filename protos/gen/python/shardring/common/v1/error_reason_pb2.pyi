@@ -26,101 +26,141 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Never sent."""
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
     """A field holds a value outside its range, or is missing. INVALID_ARGUMENT.
+    Do: Set `field` as `expected` says.
     Example: {"field": "sampling.temperature", "value": "-1", "expected": "0 to 10"}
     """
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 2
     """A service this call depends on did not answer. UNAVAILABLE.
+    Do: Start the service, or give its right address; then call again.
     Example: {"service": "topology", "address": "127.0.0.1:52410"}
     """
     ERROR_REASON_SERVICE_TIMEOUT: _ErrorReason.ValueType  # 3
     """A service this call depends on did not answer in time. DEADLINE_EXCEEDED.
+    Do: Call again; if it stays so, read that service's log.
     Example: {"service": "downloads", "address": "127.0.0.1:52412"}
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 4
     """A defect in Shardring; the log of the answering process has the stack. INTERNAL.
+    Do: Read the log of the process that answered, and report the defect.
     Example: {}
     """
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 5
     """The server is stopping. UNAVAILABLE.
+    Do: Call again once it is back.
     Example: {}
     """
     ERROR_REASON_NODE_NOT_FOUND: _ErrorReason.ValueType  # 100
     """No live node has this id. NOT_FOUND.
+    Do: See the live nodes with `shardring nodes`.
     Example: {"node_id": "0f3a..."}
     """
     ERROR_REASON_NODE_ID_DUPLICATE: _ErrorReason.ValueType  # 101
     """Two machines report the same node id, as after cloning a disk. ALREADY_EXISTS.
+    Do: Delete `node-id` in the data folder of one of the two, and restart its node.
     Example: {"node_id": "0f3a...", "held_by": "studio-1 (10.0.0.4)", "claimed_by": "studio-2 (10.0.0.5)"}
     """
     ERROR_REASON_REVISION_COMPACTED: _ErrorReason.ValueType  # 102
     """The revision to resume after is no longer held; start again from a snapshot. OUT_OF_RANGE.
+    Do: Watch again without a revision.
     Example: {"after_revision": "17", "oldest_revision": "240"}
     """
     ERROR_REASON_WRONG_NODE: _ErrorReason.ValueType  # 103
     """The call reached another node than the one it is meant for. FAILED_PRECONDITION.
+    Do: Read the topology and place again.
     Example: {"expected_node_id": "0f3a...", "node_id": "77c1..."}
+    """
+    ERROR_REASON_MEASUREMENT_BUSY: _ErrorReason.ValueType  # 104
+    """The node is measuring another link, or is generating, and takes no burst now. UNAVAILABLE.
+    Do: Nothing; the asking node tries again later.
+    Example: {"node_id": "0f3a...", "busy_with": "generating"}
+    """
+    ERROR_REASON_CLUSTER_AMBIGUOUS: _ErrorReason.ValueType  # 105
+    """Several clusters, or several topology services of one, were found on the LAN.
+    FAILED_PRECONDITION.
+    Do: Say which, with --cluster-name, or with the address (--cluster; for a node --join).
+    Example: {"found": "red at 10.0.0.4:52410, blue at 10.0.0.5:52410"}
+    """
+    ERROR_REASON_CLUSTER_NOT_FOUND: _ErrorReason.ValueType  # 106
+    """No cluster, or none of the wanted name, was found on this machine and on the LAN. NOT_FOUND.
+    Do: Start `shardring serve topology`, or name its host with --cluster (for a node --join).
+    Example: {"cluster_name": "red", "found": "blue at 10.0.0.5:52410"}
     """
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 200
     """The hub knows no such model, or no such revision of it. NOT_FOUND.
+    Do: Check the spelling and the revision; a private model needs HF_TOKEN on the node.
     Example: {"model_id": "org/name", "revision": "main"}
     """
     ERROR_REASON_MODEL_ACCESS_DENIED: _ErrorReason.ValueType  # 201
     """The hub wants a token, or this token may not read the model. PERMISSION_DENIED.
+    Do: Accept the model's terms on the hub, and set HF_TOKEN on the nodes.
     Example: {"model_id": "org/name"}
     """
     ERROR_REASON_MODEL_WITHOUT_WEIGHTS: _ErrorReason.ValueType  # 202
     """The repository holds no safetensors weights. FAILED_PRECONDITION.
+    Do: Take a repository with *.safetensors files.
     Example: {"model_id": "org/name"}
     """
     ERROR_REASON_MODEL_MALFORMED: _ErrorReason.ValueType  # 203
     """The model's own files contradict themselves or cannot be read. FAILED_PRECONDITION. `file` or
     `fault` says where or what.
+    Do: Fetch the model anew, or take another revision.
     Example: {"model_id": "org/name", "file": "config.json"}
     """
     ERROR_REASON_ARCHITECTURE_UNSUPPORTED: _ErrorReason.ValueType  # 204
     """The engine has no implementation of the model's architecture. FAILED_PRECONDITION.
+    Do: Take a model whose `model_type` mlx-lm knows.
     Example: {"model_id": "org/name", "model_type": "t5"}
     """
     ERROR_REASON_HUB_UNREACHABLE: _ErrorReason.ValueType  # 205
     """The hub did not answer, and what is needed is not on disk. UNAVAILABLE.
+    Do: Check the nodes' network and HF_ENDPOINT.
     Example: {"model_id": "org/name", "hub": "https://hub.example"}
     """
     ERROR_REASON_NO_WORKERS: _ErrorReason.ValueType  # 206
     """No node's downloads worker is attached, so nothing can be read or fetched. UNAVAILABLE.
+    Do: Start a node.
     Example: {}
     """
     ERROR_REASON_WORKER_NOT_ATTACHED: _ErrorReason.ValueType  # 207
     """The named node's downloads worker is not attached. UNAVAILABLE.
+    Do: Check that the node runs and reaches the downloads service.
     Example: {"node_id": "0f3a..."}
     """
     ERROR_REASON_DOWNLOAD_NOT_FOUND: _ErrorReason.ValueType  # 208
     """No download has this id. NOT_FOUND.
+    Do: List the downloads: the service forgets old ones, and all when it restarts.
     Example: {"download_id": "d-91b2"}
     """
     ERROR_REASON_DISK_FULL: _ErrorReason.ValueType  # 209
     """The node's disk has no room. RESOURCE_EXHAUSTED.
+    Do: Free space on the node, and start the download again; what is there stays.
     Example: {"node_id": "0f3a...", "needed_bytes": "4000000000", "available_bytes": "120000000"}
     """
     ERROR_REASON_DOWNLOAD_FAILED: _ErrorReason.ValueType  # 210
     """A download ended without its files. UNAVAILABLE.
+    Do: Start it again; it goes on from what is on disk.
     Example: {"download_id": "d-91b2", "node_id": "0f3a..."}
     """
     ERROR_REASON_MODEL_IN_USE: _ErrorReason.ValueType  # 211
-    """The model is needed by a running instance or a download. FAILED_PRECONDITION.
+    """The model is being downloaded. FAILED_PRECONDITION.
+    Do: Wait for the download, or cancel it, then delete again.
     Example: {"model_id": "org/name", "node_id": "0f3a..."}
     """
     ERROR_REASON_NO_NODES: _ErrorReason.ValueType  # 300
     """The topology service knows no node at all. FAILED_PRECONDITION.
+    Do: Start a node.
     Example: {}
     """
     ERROR_REASON_REQUIRED_NODE_UNKNOWN: _ErrorReason.ValueType  # 301
     """A required node is not in the topology; `node_ids` are the first of `node_count` unknown ones.
     FAILED_PRECONDITION.
+    Do: See the live nodes with `shardring nodes`.
     Example: {"node_ids": "77c1...", "node_count": "1"}
     """
     ERROR_REASON_NOT_ENOUGH_NODES: _ErrorReason.ValueType  # 302
     """Fewer nodes are usable than asked for; `without_backend` lists nodes that cannot compute.
     FAILED_PRECONDITION.
+    Do: Add nodes, exclude fewer, or ask for fewer.
     Example: {"min_node_count": "3", "node_count": "2", "excluded_count": "1", "without_backend": "77c1..."}
     """
     ERROR_REASON_NOT_ENOUGH_MEMORY: _ErrorReason.ValueType  # 303
@@ -129,6 +169,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, and
     "node.ID.available_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
     follows it as with NO_RING.
+    Do: Add nodes, stop other instances, or take a smaller model.
     Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "rejected.1": "memory", "rejected.1.memory": "1"}
     """
     ERROR_REASON_NO_RING: _ErrorReason.ValueType  # 304
@@ -138,189 +179,249 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     "rejected.SIZE.RULE" counts the node sets each rule was the first to remove: "excluded",
     "required", "backend", "not_linked", "memory". Of many sizes, pairs or nodes only some are
     given. "search_complete" is "false" when a ring may exist that was not found in time.
+    Do: Make the missing directions reachable, often by a firewall's rule, or ask for fewer nodes.
     Example: {"min_node_count": "3", "one_way_pairs": "0f3a->77c1", "missing_links": "77c1->0f3a", "rejected.3": "not_linked", "rejected.3.not_linked": "1"}
     """
     ERROR_REASON_TOPOLOGY_GATHERING: _ErrorReason.ValueType  # 305
     """The topology service restarted and is still gathering reports. UNAVAILABLE with RetryInfo.
     `refusal` is the reason as far as is known now; its metadata stands beside it.
+    Do: Call again after the stated delay.
     Example: {"refusal": "NO_NODES"}
     """
     ERROR_REASON_BACKEND_UNSUPPORTED: _ErrorReason.ValueType  # 306
     """No node, or not every required node, runs a backend an MLX ring can use. FAILED_PRECONDITION.
+    Do: Install the `runner` extra on these nodes, or exclude them.
     Example: {"backend": "METAL,CPU,CUDA", "node_ids": "77c1..."}
     """
     ERROR_REASON_TOO_FEW_LAYERS: _ErrorReason.ValueType  # 307
     """The model has fewer layers than the ring would have ranks. FAILED_PRECONDITION.
+    Do: Ask for fewer nodes.
     Example: {"layer_count": "2", "min_node_count": "3"}
     """
     ERROR_REASON_INSTANCE_NOT_FOUND: _ErrorReason.ValueType  # 400
     """This node knows no such instance. NOT_FOUND.
+    Do: See what runs with `shardring ps`.
     Example: {"instance_id": "i-5d"}
     """
     ERROR_REASON_INSTANCE_EXISTS: _ErrorReason.ValueType  # 401
     """An instance with this id runs another placement. ALREADY_EXISTS.
+    Do: Stop it first, or take another id.
     Example: {"instance_id": "i-5d"}
     """
     ERROR_REASON_INSTANCE_NOT_READY: _ErrorReason.ValueType  # 402
-    """The instance is not READY. FAILED_PRECONDITION while it starts, UNAVAILABLE once it stopped.
+    """The instance is not READY: it still starts (with RetryInfo), or was stopped.
+    FAILED_PRECONDITION.
+    Do: Wait until it is READY, or start it again.
     Example: {"instance_id": "i-5d", "state": "LOADING"}
     """
     ERROR_REASON_INSTANCE_FAILED: _ErrorReason.ValueType  # 403
     """The instance failed; the message says on which rank, in which phase and why. UNAVAILABLE.
+    Do: Place and start it anew.
     Example: {"instance_id": "i-5d", "rank": "1", "node_id": "77c1...", "phase": "READY", "sent_token_count": "12"}
     """
     ERROR_REASON_NOT_HEAD: _ErrorReason.ValueType  # 404
     """Generate was sent to another rank's node than the head. FAILED_PRECONDITION.
+    Do: Call the node that `head_node_id` names.
     Example: {"instance_id": "i-5d", "head_node_id": "0f3a..."}
     """
     ERROR_REASON_RING_PORT_IN_USE: _ErrorReason.ValueType  # 405
     """A port the ring was given on this node is taken; place again. FAILED_PRECONDITION.
+    Do: Place again under another request id.
     Example: {"port": "61044", "node_id": "0f3a..."}
     """
     ERROR_REASON_PROMPT_EMPTY: _ErrorReason.ValueType  # 406
     """The prompt has no tokens. INVALID_ARGUMENT.
+    Do: Give it text.
     Example: {}
     """
     ERROR_REASON_PROMPT_TOO_LONG: _ErrorReason.ValueType  # 407
     """The prompt does not fit the model's context. INVALID_ARGUMENT.
+    Do: Shorten it.
     Example: {"prompt_token_count": "9000", "context_token_count": "4096"}
     """
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 408
     """Too many requests wait already. RESOURCE_EXHAUSTED with RetryInfo.
+    Do: Call again after the stated delay.
     Example: {"queued_count": "64", "queue_limit": "64"}
     """
     ERROR_REASON_NO_CHAT_TEMPLATE: _ErrorReason.ValueType  # 409
     """The model has no chat template, so chat messages cannot be turned into a prompt.
     FAILED_PRECONDITION.
+    Do: Give a prompt instead of messages (`--raw`).
     Example: {"model_id": "org/name"}
     """
     ERROR_REASON_CHAT_TEMPLATE_FAILED: _ErrorReason.ValueType  # 410
     """The chat template refused the messages. INVALID_ARGUMENT.
+    Do: Give roles in an order that the model's template takes.
     Example: {}
     """
     ERROR_REASON_SHARD_FAILED: _ErrorReason.ValueType  # 411
     """One shard could not go on. UNAVAILABLE.
+    Do: Read the message and the log of the node that it names.
     Example: {"rank": "1", "node_id": "77c1...", "phase": "LOADING"}
     """
     ERROR_REASON_PHASE_TIMEOUT: _ErrorReason.ValueType  # 412
     """A phase of the start took longer than it may. DEADLINE_EXCEEDED.
+    Do: Look at the nodes of the missing ranks.
     Example: {"rank": "0", "phase": "CONNECTING", "limit_seconds": "60", "missing_ranks": "2"}
     """
     ERROR_REASON_STAGES_UNSUPPORTED: _ErrorReason.ValueType  # 413
     """The architecture cannot be cut into stages; place it on one node. FAILED_PRECONDITION.
+    Do: Ask for one node, and exclude none that is large enough.
     Example: {"model_type": "gemma3n"}
     """
     ERROR_REASON_NODE_LOST: _ErrorReason.ValueType  # 414
     """A node that holds a shard went away. UNAVAILABLE.
+    Do: Place again without that node, or once it is back.
     Example: {"rank": "1", "node_id": "77c1..."}
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused. Every error status of every Shardring service carries one
     google.rpc.ErrorInfo whose domain is "shardring" and whose reason is the name of one of
-    these values without its "ERROR_REASON_" prefix. Metadata keys are listed with each value;
-    all metadata values are strings, counts and bytes in decimal.
+    these values without its "ERROR_REASON_" prefix. What a caller can do stands after "Do:", the
+    metadata's keys in the example; all metadata values are strings, counts and bytes in decimal.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Never sent."""
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
 """A field holds a value outside its range, or is missing. INVALID_ARGUMENT.
+Do: Set `field` as `expected` says.
 Example: {"field": "sampling.temperature", "value": "-1", "expected": "0 to 10"}
 """
 ERROR_REASON_SERVICE_UNAVAILABLE: ErrorReason.ValueType  # 2
 """A service this call depends on did not answer. UNAVAILABLE.
+Do: Start the service, or give its right address; then call again.
 Example: {"service": "topology", "address": "127.0.0.1:52410"}
 """
 ERROR_REASON_SERVICE_TIMEOUT: ErrorReason.ValueType  # 3
 """A service this call depends on did not answer in time. DEADLINE_EXCEEDED.
+Do: Call again; if it stays so, read that service's log.
 Example: {"service": "downloads", "address": "127.0.0.1:52412"}
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 4
 """A defect in Shardring; the log of the answering process has the stack. INTERNAL.
+Do: Read the log of the process that answered, and report the defect.
 Example: {}
 """
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 5
 """The server is stopping. UNAVAILABLE.
+Do: Call again once it is back.
 Example: {}
 """
 ERROR_REASON_NODE_NOT_FOUND: ErrorReason.ValueType  # 100
 """No live node has this id. NOT_FOUND.
+Do: See the live nodes with `shardring nodes`.
 Example: {"node_id": "0f3a..."}
 """
 ERROR_REASON_NODE_ID_DUPLICATE: ErrorReason.ValueType  # 101
 """Two machines report the same node id, as after cloning a disk. ALREADY_EXISTS.
+Do: Delete `node-id` in the data folder of one of the two, and restart its node.
 Example: {"node_id": "0f3a...", "held_by": "studio-1 (10.0.0.4)", "claimed_by": "studio-2 (10.0.0.5)"}
 """
 ERROR_REASON_REVISION_COMPACTED: ErrorReason.ValueType  # 102
 """The revision to resume after is no longer held; start again from a snapshot. OUT_OF_RANGE.
+Do: Watch again without a revision.
 Example: {"after_revision": "17", "oldest_revision": "240"}
 """
 ERROR_REASON_WRONG_NODE: ErrorReason.ValueType  # 103
 """The call reached another node than the one it is meant for. FAILED_PRECONDITION.
+Do: Read the topology and place again.
 Example: {"expected_node_id": "0f3a...", "node_id": "77c1..."}
+"""
+ERROR_REASON_MEASUREMENT_BUSY: ErrorReason.ValueType  # 104
+"""The node is measuring another link, or is generating, and takes no burst now. UNAVAILABLE.
+Do: Nothing; the asking node tries again later.
+Example: {"node_id": "0f3a...", "busy_with": "generating"}
+"""
+ERROR_REASON_CLUSTER_AMBIGUOUS: ErrorReason.ValueType  # 105
+"""Several clusters, or several topology services of one, were found on the LAN.
+FAILED_PRECONDITION.
+Do: Say which, with --cluster-name, or with the address (--cluster; for a node --join).
+Example: {"found": "red at 10.0.0.4:52410, blue at 10.0.0.5:52410"}
+"""
+ERROR_REASON_CLUSTER_NOT_FOUND: ErrorReason.ValueType  # 106
+"""No cluster, or none of the wanted name, was found on this machine and on the LAN. NOT_FOUND.
+Do: Start `shardring serve topology`, or name its host with --cluster (for a node --join).
+Example: {"cluster_name": "red", "found": "blue at 10.0.0.5:52410"}
 """
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 200
 """The hub knows no such model, or no such revision of it. NOT_FOUND.
+Do: Check the spelling and the revision; a private model needs HF_TOKEN on the node.
 Example: {"model_id": "org/name", "revision": "main"}
 """
 ERROR_REASON_MODEL_ACCESS_DENIED: ErrorReason.ValueType  # 201
 """The hub wants a token, or this token may not read the model. PERMISSION_DENIED.
+Do: Accept the model's terms on the hub, and set HF_TOKEN on the nodes.
 Example: {"model_id": "org/name"}
 """
 ERROR_REASON_MODEL_WITHOUT_WEIGHTS: ErrorReason.ValueType  # 202
 """The repository holds no safetensors weights. FAILED_PRECONDITION.
+Do: Take a repository with *.safetensors files.
 Example: {"model_id": "org/name"}
 """
 ERROR_REASON_MODEL_MALFORMED: ErrorReason.ValueType  # 203
 """The model's own files contradict themselves or cannot be read. FAILED_PRECONDITION. `file` or
 `fault` says where or what.
+Do: Fetch the model anew, or take another revision.
 Example: {"model_id": "org/name", "file": "config.json"}
 """
 ERROR_REASON_ARCHITECTURE_UNSUPPORTED: ErrorReason.ValueType  # 204
 """The engine has no implementation of the model's architecture. FAILED_PRECONDITION.
+Do: Take a model whose `model_type` mlx-lm knows.
 Example: {"model_id": "org/name", "model_type": "t5"}
 """
 ERROR_REASON_HUB_UNREACHABLE: ErrorReason.ValueType  # 205
 """The hub did not answer, and what is needed is not on disk. UNAVAILABLE.
+Do: Check the nodes' network and HF_ENDPOINT.
 Example: {"model_id": "org/name", "hub": "https://hub.example"}
 """
 ERROR_REASON_NO_WORKERS: ErrorReason.ValueType  # 206
 """No node's downloads worker is attached, so nothing can be read or fetched. UNAVAILABLE.
+Do: Start a node.
 Example: {}
 """
 ERROR_REASON_WORKER_NOT_ATTACHED: ErrorReason.ValueType  # 207
 """The named node's downloads worker is not attached. UNAVAILABLE.
+Do: Check that the node runs and reaches the downloads service.
 Example: {"node_id": "0f3a..."}
 """
 ERROR_REASON_DOWNLOAD_NOT_FOUND: ErrorReason.ValueType  # 208
 """No download has this id. NOT_FOUND.
+Do: List the downloads: the service forgets old ones, and all when it restarts.
 Example: {"download_id": "d-91b2"}
 """
 ERROR_REASON_DISK_FULL: ErrorReason.ValueType  # 209
 """The node's disk has no room. RESOURCE_EXHAUSTED.
+Do: Free space on the node, and start the download again; what is there stays.
 Example: {"node_id": "0f3a...", "needed_bytes": "4000000000", "available_bytes": "120000000"}
 """
 ERROR_REASON_DOWNLOAD_FAILED: ErrorReason.ValueType  # 210
 """A download ended without its files. UNAVAILABLE.
+Do: Start it again; it goes on from what is on disk.
 Example: {"download_id": "d-91b2", "node_id": "0f3a..."}
 """
 ERROR_REASON_MODEL_IN_USE: ErrorReason.ValueType  # 211
-"""The model is needed by a running instance or a download. FAILED_PRECONDITION.
+"""The model is being downloaded. FAILED_PRECONDITION.
+Do: Wait for the download, or cancel it, then delete again.
 Example: {"model_id": "org/name", "node_id": "0f3a..."}
 """
 ERROR_REASON_NO_NODES: ErrorReason.ValueType  # 300
 """The topology service knows no node at all. FAILED_PRECONDITION.
+Do: Start a node.
 Example: {}
 """
 ERROR_REASON_REQUIRED_NODE_UNKNOWN: ErrorReason.ValueType  # 301
 """A required node is not in the topology; `node_ids` are the first of `node_count` unknown ones.
 FAILED_PRECONDITION.
+Do: See the live nodes with `shardring nodes`.
 Example: {"node_ids": "77c1...", "node_count": "1"}
 """
 ERROR_REASON_NOT_ENOUGH_NODES: ErrorReason.ValueType  # 302
 """Fewer nodes are usable than asked for; `without_backend` lists nodes that cannot compute.
 FAILED_PRECONDITION.
+Do: Add nodes, exclude fewer, or ask for fewer.
 Example: {"min_node_count": "3", "node_count": "2", "excluded_count": "1", "without_backend": "77c1..."}
 """
 ERROR_REASON_NOT_ENOUGH_MEMORY: ErrorReason.ValueType  # 303
@@ -329,6 +430,7 @@ ERROR_REASON_NOT_ENOUGH_MEMORY: ErrorReason.ValueType  # 303
 of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, and
 "node.ID.available_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
 follows it as with NO_RING.
+Do: Add nodes, stop other instances, or take a smaller model.
 Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "rejected.1": "memory", "rejected.1.memory": "1"}
 """
 ERROR_REASON_NO_RING: ErrorReason.ValueType  # 304
@@ -338,80 +440,100 @@ rule that left no ring of that size, "not_linked" or "memory"; on small clusters
 "rejected.SIZE.RULE" counts the node sets each rule was the first to remove: "excluded",
 "required", "backend", "not_linked", "memory". Of many sizes, pairs or nodes only some are
 given. "search_complete" is "false" when a ring may exist that was not found in time.
+Do: Make the missing directions reachable, often by a firewall's rule, or ask for fewer nodes.
 Example: {"min_node_count": "3", "one_way_pairs": "0f3a->77c1", "missing_links": "77c1->0f3a", "rejected.3": "not_linked", "rejected.3.not_linked": "1"}
 """
 ERROR_REASON_TOPOLOGY_GATHERING: ErrorReason.ValueType  # 305
 """The topology service restarted and is still gathering reports. UNAVAILABLE with RetryInfo.
 `refusal` is the reason as far as is known now; its metadata stands beside it.
+Do: Call again after the stated delay.
 Example: {"refusal": "NO_NODES"}
 """
 ERROR_REASON_BACKEND_UNSUPPORTED: ErrorReason.ValueType  # 306
 """No node, or not every required node, runs a backend an MLX ring can use. FAILED_PRECONDITION.
+Do: Install the `runner` extra on these nodes, or exclude them.
 Example: {"backend": "METAL,CPU,CUDA", "node_ids": "77c1..."}
 """
 ERROR_REASON_TOO_FEW_LAYERS: ErrorReason.ValueType  # 307
 """The model has fewer layers than the ring would have ranks. FAILED_PRECONDITION.
+Do: Ask for fewer nodes.
 Example: {"layer_count": "2", "min_node_count": "3"}
 """
 ERROR_REASON_INSTANCE_NOT_FOUND: ErrorReason.ValueType  # 400
 """This node knows no such instance. NOT_FOUND.
+Do: See what runs with `shardring ps`.
 Example: {"instance_id": "i-5d"}
 """
 ERROR_REASON_INSTANCE_EXISTS: ErrorReason.ValueType  # 401
 """An instance with this id runs another placement. ALREADY_EXISTS.
+Do: Stop it first, or take another id.
 Example: {"instance_id": "i-5d"}
 """
 ERROR_REASON_INSTANCE_NOT_READY: ErrorReason.ValueType  # 402
-"""The instance is not READY. FAILED_PRECONDITION while it starts, UNAVAILABLE once it stopped.
+"""The instance is not READY: it still starts (with RetryInfo), or was stopped.
+FAILED_PRECONDITION.
+Do: Wait until it is READY, or start it again.
 Example: {"instance_id": "i-5d", "state": "LOADING"}
 """
 ERROR_REASON_INSTANCE_FAILED: ErrorReason.ValueType  # 403
 """The instance failed; the message says on which rank, in which phase and why. UNAVAILABLE.
+Do: Place and start it anew.
 Example: {"instance_id": "i-5d", "rank": "1", "node_id": "77c1...", "phase": "READY", "sent_token_count": "12"}
 """
 ERROR_REASON_NOT_HEAD: ErrorReason.ValueType  # 404
 """Generate was sent to another rank's node than the head. FAILED_PRECONDITION.
+Do: Call the node that `head_node_id` names.
 Example: {"instance_id": "i-5d", "head_node_id": "0f3a..."}
 """
 ERROR_REASON_RING_PORT_IN_USE: ErrorReason.ValueType  # 405
 """A port the ring was given on this node is taken; place again. FAILED_PRECONDITION.
+Do: Place again under another request id.
 Example: {"port": "61044", "node_id": "0f3a..."}
 """
 ERROR_REASON_PROMPT_EMPTY: ErrorReason.ValueType  # 406
 """The prompt has no tokens. INVALID_ARGUMENT.
+Do: Give it text.
 Example: {}
 """
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason.ValueType  # 407
 """The prompt does not fit the model's context. INVALID_ARGUMENT.
+Do: Shorten it.
 Example: {"prompt_token_count": "9000", "context_token_count": "4096"}
 """
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 408
 """Too many requests wait already. RESOURCE_EXHAUSTED with RetryInfo.
+Do: Call again after the stated delay.
 Example: {"queued_count": "64", "queue_limit": "64"}
 """
 ERROR_REASON_NO_CHAT_TEMPLATE: ErrorReason.ValueType  # 409
 """The model has no chat template, so chat messages cannot be turned into a prompt.
 FAILED_PRECONDITION.
+Do: Give a prompt instead of messages (`--raw`).
 Example: {"model_id": "org/name"}
 """
 ERROR_REASON_CHAT_TEMPLATE_FAILED: ErrorReason.ValueType  # 410
 """The chat template refused the messages. INVALID_ARGUMENT.
+Do: Give roles in an order that the model's template takes.
 Example: {}
 """
 ERROR_REASON_SHARD_FAILED: ErrorReason.ValueType  # 411
 """One shard could not go on. UNAVAILABLE.
+Do: Read the message and the log of the node that it names.
 Example: {"rank": "1", "node_id": "77c1...", "phase": "LOADING"}
 """
 ERROR_REASON_PHASE_TIMEOUT: ErrorReason.ValueType  # 412
 """A phase of the start took longer than it may. DEADLINE_EXCEEDED.
+Do: Look at the nodes of the missing ranks.
 Example: {"rank": "0", "phase": "CONNECTING", "limit_seconds": "60", "missing_ranks": "2"}
 """
 ERROR_REASON_STAGES_UNSUPPORTED: ErrorReason.ValueType  # 413
 """The architecture cannot be cut into stages; place it on one node. FAILED_PRECONDITION.
+Do: Ask for one node, and exclude none that is large enough.
 Example: {"model_type": "gemma3n"}
 """
 ERROR_REASON_NODE_LOST: ErrorReason.ValueType  # 414
 """A node that holds a shard went away. UNAVAILABLE.
+Do: Place again without that node, or once it is back.
 Example: {"rank": "1", "node_id": "77c1..."}
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

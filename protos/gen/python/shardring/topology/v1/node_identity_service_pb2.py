@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1shardring/topology/v1/node_identity_service.proto\x12\x15shardring.topology.v1\" \n\x0fIdentifyRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"2\n\x10IdentifyResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x32r\n\x13NodeIdentityService\x12[\n\x08Identify\x12&.shardring.topology.v1.IdentifyRequest\x1a\'.shardring.topology.v1.IdentifyResponseBl\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1shardring/topology/v1/node_identity_service.proto\x12\x15shardring.topology.v1\" \n\x0fIdentifyRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"2\n\x10IdentifyResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"(\n\x12MeasureLinkRequest\x12\x12\n\nbyte_count\x18\x01 \x01(\x03\"&\n\x13MeasureLinkResponse\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x32\xda\x01\n\x13NodeIdentityService\x12[\n\x08Identify\x12&.shardring.topology.v1.IdentifyRequest\x1a\'.shardring.topology.v1.IdentifyResponse\x12\x66\n\x0bMeasureLink\x12).shardring.topology.v1.MeasureLinkRequest\x1a*.shardring.topology.v1.MeasureLinkResponse0\x01\x42l\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_IDENTIFYREQUEST']._serialized_end=108
   _globals['_IDENTIFYRESPONSE']._serialized_start=110
   _globals['_IDENTIFYRESPONSE']._serialized_end=160
-  _globals['_NODEIDENTITYSERVICE']._serialized_start=162
-  _globals['_NODEIDENTITYSERVICE']._serialized_end=276
+  _globals['_MEASURELINKREQUEST']._serialized_start=162
+  _globals['_MEASURELINKREQUEST']._serialized_end=202
+  _globals['_MEASURELINKRESPONSE']._serialized_start=204
+  _globals['_MEASURELINKRESPONSE']._serialized_end=242
+  _globals['_NODEIDENTITYSERVICE']._serialized_start=245
+  _globals['_NODEIDENTITYSERVICE']._serialized_end=463
 # @@protoc_insertion_point(module_scope)

@@ -63,3 +63,47 @@ class IdentifyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IdentifyResponse: _TypeAlias = IdentifyResponse  # noqa: Y015
+
+@_typing.final
+class MeasureLinkRequest(_message.Message):
+    """Request of MeasureLink."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    byte_count: _builtins.int
+    """How many bytes to send, 1 to 16777216."""
+    def __init__(
+        self,
+        *,
+        byte_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureLinkRequest: _TypeAlias = MeasureLinkRequest  # noqa: Y015
+
+@_typing.final
+class MeasureLinkResponse(_message.Message):
+    """One part of the burst."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    """Bytes without meaning."""
+    def __init__(
+        self,
+        *,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureLinkResponse: _TypeAlias = MeasureLinkResponse  # noqa: Y015

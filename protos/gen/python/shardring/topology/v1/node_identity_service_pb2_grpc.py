@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NodeIdentityServiceStub:
-    """On every node: proves who answers at an address.
+    """On every node: proves who answers at an address, and lets the way there be measured.
     """
 
     def __init__(self, channel):
@@ -40,15 +40,29 @@ class NodeIdentityServiceStub:
                 request_serializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.IdentifyRequest.SerializeToString,
                 response_deserializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.IdentifyResponse.FromString,
                 _registered_method=True)
+        self.MeasureLink = channel.unary_stream(
+                '/shardring.topology.v1.NodeIdentityService/MeasureLink',
+                request_serializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.MeasureLinkRequest.SerializeToString,
+                response_deserializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.MeasureLinkResponse.FromString,
+                _registered_method=True)
 
 
 class NodeIdentityServiceServicer:
-    """On every node: proves who answers at an address.
+    """On every node: proves who answers at an address, and lets the way there be measured.
     """
 
     def Identify(self, request, context):
         """Answers with the node's id and the caller's nonce, so that neither a stale nor another
         machine's answer passes. Errors: INVALID_FIELD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MeasureLink(self, request, context):
+        """Sends bytes as fast as the way to the caller takes them, for the caller to measure. Ends with
+        the asked bytes, after a quarter of a second, or when the node begins to generate.
+        Errors: INVALID_FIELD, MEASUREMENT_BUSY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,6 +76,11 @@ def add_NodeIdentityServiceServicer_to_server(servicer, server):
                     request_deserializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.IdentifyRequest.FromString,
                     response_serializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.IdentifyResponse.SerializeToString,
             ),
+            'MeasureLink': grpc.unary_stream_rpc_method_handler(
+                    servicer.MeasureLink,
+                    request_deserializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.MeasureLinkRequest.FromString,
+                    response_serializer=shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.MeasureLinkResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'shardring.topology.v1.NodeIdentityService', rpc_method_handlers)
@@ -71,7 +90,7 @@ def add_NodeIdentityServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodeIdentityService:
-    """On every node: proves who answers at an address.
+    """On every node: proves who answers at an address, and lets the way there be measured.
     """
 
     @staticmethod
@@ -91,6 +110,33 @@ class NodeIdentityService:
             '/shardring.topology.v1.NodeIdentityService/Identify',
             shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.IdentifyRequest.SerializeToString,
             shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.IdentifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shardring.topology.v1.NodeIdentityService/MeasureLink',
+            shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.MeasureLinkRequest.SerializeToString,
+            shardring_dot_topology_dot_v1_dot_node__identity__service__pb2.MeasureLinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodeIdentityServiceStub:
-    """On every node: proves who answers at an address."""
+    """On every node: proves who answers at an address, and lets the way there be measured."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,19 +37,29 @@ class NodeIdentityServiceStub:
     """Answers with the node's id and the caller's nonce, so that neither a stale nor another
     machine's answer passes. Errors: INVALID_FIELD.
     """
+    MeasureLink: _grpc.UnaryStreamMultiCallable[_node_identity_service_pb2.MeasureLinkRequest, _node_identity_service_pb2.MeasureLinkResponse]
+    """Sends bytes as fast as the way to the caller takes them, for the caller to measure. Ends with
+    the asked bytes, after a quarter of a second, or when the node begins to generate.
+    Errors: INVALID_FIELD, MEASUREMENT_BUSY.
+    """
 
 @_typing.type_check_only
 class NodeIdentityServiceAsyncStub(NodeIdentityServiceStub):
-    """On every node: proves who answers at an address."""
+    """On every node: proves who answers at an address, and lets the way there be measured."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Identify: _aio.UnaryUnaryMultiCallable[_node_identity_service_pb2.IdentifyRequest, _node_identity_service_pb2.IdentifyResponse]  # type: ignore[assignment]
     """Answers with the node's id and the caller's nonce, so that neither a stale nor another
     machine's answer passes. Errors: INVALID_FIELD.
     """
+    MeasureLink: _aio.UnaryStreamMultiCallable[_node_identity_service_pb2.MeasureLinkRequest, _node_identity_service_pb2.MeasureLinkResponse]  # type: ignore[assignment]
+    """Sends bytes as fast as the way to the caller takes them, for the caller to measure. Ends with
+    the asked bytes, after a quarter of a second, or when the node begins to generate.
+    Errors: INVALID_FIELD, MEASUREMENT_BUSY.
+    """
 
 class NodeIdentityServiceServicer(metaclass=_abc_1.ABCMeta):
-    """On every node: proves who answers at an address."""
+    """On every node: proves who answers at an address, and lets the way there be measured."""
 
     @_abc_1.abstractmethod
     def Identify(
@@ -59,6 +69,17 @@ class NodeIdentityServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_node_identity_service_pb2.IdentifyResponse, _abc.Awaitable[_node_identity_service_pb2.IdentifyResponse]]:
         """Answers with the node's id and the caller's nonce, so that neither a stale nor another
         machine's answer passes. Errors: INVALID_FIELD.
+        """
+
+    @_abc_1.abstractmethod
+    def MeasureLink(
+        self,
+        request: _node_identity_service_pb2.MeasureLinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_node_identity_service_pb2.MeasureLinkResponse], _abc.AsyncIterator[_node_identity_service_pb2.MeasureLinkResponse]]:
+        """Sends bytes as fast as the way to the caller takes them, for the caller to measure. Ends with
+        the asked bytes, after a quarter of a second, or when the node begins to generate.
+        Errors: INVALID_FIELD, MEASUREMENT_BUSY.
         """
 
 def add_NodeIdentityServiceServicer_to_server(servicer: NodeIdentityServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

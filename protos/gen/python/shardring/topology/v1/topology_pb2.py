@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from shardring.common.v1 import common_pb2 as shardring_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$shardring/topology/v1/topology.proto\x12\x15shardring.topology.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a shardring/common/v1/common.proto\"g\n\x10NetworkInterface\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x32\n\x04kind\x18\x02 \x01(\x0e\x32$.shardring.topology.v1.InterfaceKind\x12\x11\n\taddresses\x18\x03 \x03(\t\"\xe6\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\tendpoints\x18\x04 \x03(\x0b\x32\x1d.shardring.common.v1.Endpoint\x12;\n\ninterfaces\x18\x05 \x03(\x0b\x32\'.shardring.topology.v1.NetworkInterface\x12\x1a\n\x12memory_total_bytes\x18\x06 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x07 \x01(\x03\x12.\n\x08\x62\x61\x63kends\x18\x08 \x03(\x0e\x32\x1c.shardring.common.v1.Backend\x12\x34\n\x10last_report_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xad\x01\n\x04Link\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12\x14\n\x0csink_node_id\x18\x02 \x01(\t\x12\x14\n\x0csink_address\x18\x03 \x01(\t\x12\x32\n\x04kind\x18\x04 \x01(\x0e\x32$.shardring.topology.v1.InterfaceKind\x12-\n\nround_trip\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"u\n\x08Topology\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.shardring.topology.v1.Node\x12*\n\x05links\x18\x02 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x11\n\tgathering\x18\x03 \x01(\x08*\xfc\x01\n\rInterfaceKind\x12\x1e\n\x1aINTERFACE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aINTERFACE_KIND_THUNDERBOLT\x10\x01\x12!\n\x1dINTERFACE_KIND_MAYBE_ETHERNET\x10\x02\x12\x1b\n\x17INTERFACE_KIND_ETHERNET\x10\x03\x12\x17\n\x13INTERFACE_KIND_WIFI\x10\x04\x12\x1a\n\x16INTERFACE_KIND_UNKNOWN\x10\x05\x12\x1a\n\x16INTERFACE_KIND_VIRTUAL\x10\x06\x12\x1a\n\x16INTERFACE_KIND_OVERLAY\x10\x07\x42l\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$shardring/topology/v1/topology.proto\x12\x15shardring.topology.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a shardring/common/v1/common.proto\"g\n\x10NetworkInterface\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x32\n\x04kind\x18\x02 \x01(\x0e\x32$.shardring.topology.v1.InterfaceKind\x12\x11\n\taddresses\x18\x03 \x03(\t\"\x97\x01\n\x0fThunderboltPort\x12\x16\n\x0einterface_name\x18\x01 \x01(\t\x12\x11\n\tdomain_id\x18\x02 \x01(\t\x12\x17\n\x0fpeer_domain_ids\x18\x03 \x03(\t\x12\x1c\n\x14link_bits_per_second\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x05\x12\x0e\n\x06\x62ridge\x18\x06 \x01(\t\"2\n\nRdmaDevice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0einterface_name\x18\x02 \x01(\t\"K\n\x04Rdma\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x32\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32!.shardring.topology.v1.RdmaDevice\"\xf1\x03\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\tendpoints\x18\x04 \x03(\x0b\x32\x1d.shardring.common.v1.Endpoint\x12;\n\ninterfaces\x18\x05 \x03(\x0b\x32\'.shardring.topology.v1.NetworkInterface\x12\x1a\n\x12memory_total_bytes\x18\x06 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x07 \x01(\x03\x12.\n\x08\x62\x61\x63kends\x18\x08 \x03(\x0e\x32\x1c.shardring.common.v1.Backend\x12\x34\n\x10last_report_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13machine_fingerprint\x18\n \x01(\t\x12)\n\x04rdma\x18\x0b \x01(\x0b\x32\x1b.shardring.topology.v1.Rdma\x12\x41\n\x11thunderbolt_ports\x18\x0c \x03(\x0b\x32&.shardring.topology.v1.ThunderboltPort\"\xb3\x03\n\x04Link\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12\x14\n\x0csink_node_id\x18\x02 \x01(\t\x12\x14\n\x0csink_address\x18\x03 \x01(\t\x12\x32\n\x04kind\x18\x04 \x01(\x0e\x32$.shardring.topology.v1.InterfaceKind\x12-\n\nround_trip\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tsink_port\x18\x06 \x01(\x05\x12\x18\n\x10source_interface\x18\x07 \x01(\t\x12\x34\n\x11round_trip_median\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x1bthroughput_bytes_per_second\x18\t \x01(\x03H\x00\x88\x01\x01\x12\x31\n\x0ethroughput_age\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07one_way\x18\x0b \x01(\x08\x12\x13\n\x0brdma_device\x18\x14 \x01(\tB\x1e\n\x1c_throughput_bytes_per_second\"H\n\x10IdentityConflict\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07held_by\x18\x02 \x01(\t\x12\x12\n\nclaimed_by\x18\x03 \x01(\t\"y\n\x0cMisdirection\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12\x18\n\x10\x65xpected_node_id\x18\x02 \x01(\t\x12\x18\n\x10\x61nswered_node_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\"\xf6\x01\n\x08Topology\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.shardring.topology.v1.Node\x12*\n\x05links\x18\x02 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x11\n\tgathering\x18\x03 \x01(\x08\x12:\n\rmisdirections\x18\x04 \x03(\x0b\x32#.shardring.topology.v1.Misdirection\x12\x43\n\x12identity_conflicts\x18\n \x03(\x0b\x32\'.shardring.topology.v1.IdentityConflict*\xfc\x01\n\rInterfaceKind\x12\x1e\n\x1aINTERFACE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aINTERFACE_KIND_THUNDERBOLT\x10\x01\x12!\n\x1dINTERFACE_KIND_MAYBE_ETHERNET\x10\x02\x12\x1b\n\x17INTERFACE_KIND_ETHERNET\x10\x03\x12\x17\n\x13INTERFACE_KIND_WIFI\x10\x04\x12\x1a\n\x16INTERFACE_KIND_UNKNOWN\x10\x05\x12\x1a\n\x16INTERFACE_KIND_VIRTUAL\x10\x06\x12\x1a\n\x16INTERFACE_KIND_OVERLAY\x10\x07\x42l\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,14 +35,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardring.topology.v1.topol
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\031dev.shardring.topology.v1P\001Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\252\002\025Shardring.Topology.V1'
-  _globals['_INTERFACEKIND']._serialized_start=924
-  _globals['_INTERFACEKIND']._serialized_end=1176
+  _globals['_INTERFACEKIND']._serialized_start=1935
+  _globals['_INTERFACEKIND']._serialized_end=2187
   _globals['_NETWORKINTERFACE']._serialized_start=162
   _globals['_NETWORKINTERFACE']._serialized_end=265
-  _globals['_NODE']._serialized_start=268
-  _globals['_NODE']._serialized_end=626
-  _globals['_LINK']._serialized_start=629
-  _globals['_LINK']._serialized_end=802
-  _globals['_TOPOLOGY']._serialized_start=804
-  _globals['_TOPOLOGY']._serialized_end=921
+  _globals['_THUNDERBOLTPORT']._serialized_start=268
+  _globals['_THUNDERBOLTPORT']._serialized_end=419
+  _globals['_RDMADEVICE']._serialized_start=421
+  _globals['_RDMADEVICE']._serialized_end=471
+  _globals['_RDMA']._serialized_start=473
+  _globals['_RDMA']._serialized_end=548
+  _globals['_NODE']._serialized_start=551
+  _globals['_NODE']._serialized_end=1048
+  _globals['_LINK']._serialized_start=1051
+  _globals['_LINK']._serialized_end=1486
+  _globals['_IDENTITYCONFLICT']._serialized_start=1488
+  _globals['_IDENTITYCONFLICT']._serialized_end=1560
+  _globals['_MISDIRECTION']._serialized_start=1562
+  _globals['_MISDIRECTION']._serialized_end=1683
+  _globals['_TOPOLOGY']._serialized_start=1686
+  _globals['_TOPOLOGY']._serialized_end=1932
 # @@protoc_insertion_point(module_scope)

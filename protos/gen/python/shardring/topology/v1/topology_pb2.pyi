@@ -99,6 +99,104 @@ class NetworkInterface(_message.Message):
 Global___NetworkInterface: _TypeAlias = NetworkInterface  # noqa: Y015
 
 @_typing.final
+class ThunderboltPort(_message.Message):
+    """A Thunderbolt port of a node, as the operating system lists it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERFACE_NAME_FIELD_NUMBER: _builtins.int
+    DOMAIN_ID_FIELD_NUMBER: _builtins.int
+    PEER_DOMAIN_IDS_FIELD_NUMBER: _builtins.int
+    LINK_BITS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    BRIDGE_FIELD_NUMBER: _builtins.int
+    interface_name: _builtins.str
+    """The network interface behind the port, such as "en2". Empty: none."""
+    domain_id: _builtins.str
+    """The port's own identity."""
+    link_bits_per_second: _builtins.int
+    """What the link can carry in one direction at most; 0: not known."""
+    generation: _builtins.int
+    """3, 4 or 5, as its speed tells; 0: not known. RDMA needs 5."""
+    bridge: _builtins.str
+    """The bridge that the interface is a member of, such as "bridge0". Empty: none."""
+    @_builtins.property
+    def peer_domain_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ports of other machines that are cabled to it, directly or through hubs."""
+
+    def __init__(
+        self,
+        *,
+        interface_name: _builtins.str = ...,
+        domain_id: _builtins.str = ...,
+        peer_domain_ids: _abc.Iterable[_builtins.str] | None = ...,
+        link_bits_per_second: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        bridge: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bridge", b"bridge", "domain_id", b"domain_id", "generation", b"generation", "interface_name", b"interface_name", "link_bits_per_second", b"link_bits_per_second", "peer_domain_ids", b"peer_domain_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThunderboltPort: _TypeAlias = ThunderboltPort  # noqa: Y015
+
+@_typing.final
+class RdmaDevice(_message.Message):
+    """A device for remote direct memory access."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INTERFACE_NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As `ibv_devices` lists it, such as "rdma_en2"."""
+    interface_name: _builtins.str
+    """The network interface it belongs to. Empty: not known."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        interface_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interface_name", b"interface_name", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RdmaDevice: _TypeAlias = RdmaDevice  # noqa: Y015
+
+@_typing.final
+class Rdma(_message.Message):
+    """What a node can do with RDMA."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    """Whether the operating system has it switched on."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___RdmaDevice]:
+        """Devices that can carry it: on Thunderbolt those of generation 5 only."""
+
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool = ...,
+        devices: _abc.Iterable[Global___RdmaDevice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "enabled", b"enabled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rdma: _TypeAlias = Rdma  # noqa: Y015
+
+@_typing.final
 class Node(_message.Message):
     """One machine that holds shards."""
 
@@ -113,6 +211,9 @@ class Node(_message.Message):
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     BACKENDS_FIELD_NUMBER: _builtins.int
     LAST_REPORT_TIME_FIELD_NUMBER: _builtins.int
+    MACHINE_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    RDMA_FIELD_NUMBER: _builtins.int
+    THUNDERBOLT_PORTS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Made once by the node and kept on its disk."""
     name: _builtins.str
@@ -121,6 +222,10 @@ class Node(_message.Message):
     """Physical memory."""
     memory_available_bytes: _builtins.int
     """Memory that shards may still take, after headroom and any override by the node's owner."""
+    machine_fingerprint: _builtins.str
+    """Tells this machine and data folder from any other. Reports with another one are refused while
+    the node is alive. Of no meaning in itself. Empty: not known.
+    """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When this run of the node process started. A later start replaces an earlier one."""
@@ -141,6 +246,14 @@ class Node(_message.Message):
     def last_report_time(self) -> _timestamp_pb2.Timestamp:
         """Set by the service: when the node's last report arrived, on the service's clock."""
 
+    @_builtins.property
+    def rdma(self) -> Global___Rdma:
+        """RDMA devices and whether they may be used."""
+
+    @_builtins.property
+    def thunderbolt_ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___ThunderboltPort]:
+        """Its Thunderbolt ports, whether or not a cable is in."""
+
     def __init__(
         self,
         *,
@@ -153,10 +266,13 @@ class Node(_message.Message):
         memory_available_bytes: _builtins.int = ...,
         backends: _abc.Iterable[_common_pb2.Backend.ValueType] | None = ...,
         last_report_time: _timestamp_pb2.Timestamp | None = ...,
+        machine_fingerprint: _builtins.str = ...,
+        rdma: Global___Rdma | None = ...,
+        thunderbolt_ports: _abc.Iterable[Global___ThunderboltPort] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_report_time", b"last_report_time", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_report_time", b"last_report_time", "rdma", b"rdma", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backends", b"backends", "endpoints", b"endpoints", "interfaces", b"interfaces", "last_report_time", b"last_report_time", "memory_available_bytes", b"memory_available_bytes", "memory_total_bytes", b"memory_total_bytes", "name", b"name", "node_id", b"node_id", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backends", b"backends", "endpoints", b"endpoints", "interfaces", b"interfaces", "last_report_time", b"last_report_time", "machine_fingerprint", b"machine_fingerprint", "memory_available_bytes", b"memory_available_bytes", "memory_total_bytes", b"memory_total_bytes", "name", b"name", "node_id", b"node_id", "rdma", b"rdma", "start_time", b"start_time", "thunderbolt_ports", b"thunderbolt_ports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -175,6 +291,13 @@ class Link(_message.Message):
     SINK_ADDRESS_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_FIELD_NUMBER: _builtins.int
+    SINK_PORT_FIELD_NUMBER: _builtins.int
+    SOURCE_INTERFACE_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_MEDIAN_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_AGE_FIELD_NUMBER: _builtins.int
+    ONE_WAY_FIELD_NUMBER: _builtins.int
+    RDMA_DEVICE_FIELD_NUMBER: _builtins.int
     source_node_id: _builtins.str
     """Who verified."""
     sink_node_id: _builtins.str
@@ -183,9 +306,36 @@ class Link(_message.Message):
     """The sink's address at which it answered, without brackets."""
     kind: Global___InterfaceKind.ValueType
     """What the sink's interface with that address is."""
+    sink_port: _builtins.int
+    """The port at which it answered. 0: not stated."""
+    source_interface: _builtins.str
+    """The source's interface by which the way to the sink leaves. Empty: not known."""
+    throughput_bytes_per_second: _builtins.int
+    """What a short burst from the sink to the source reached. Absent: not measured yet, or longer
+    ago than fifteen minutes. Above some hundred MB a second it tells of the machines rather than
+    of the wire.
+    """
+    one_way: _builtins.bool
+    """Set by the service: no link leads from the sink back to the source. In a change this holds
+    for the links in it; links of other sources are not repeated when only this differs.
+    """
+    rdma_device: _builtins.str
+    """Set by the service: the source's RDMA device that leads to this address. Empty unless both
+    ends have RDMA enabled and a device for it; ignored in reports.
+    """
     @_builtins.property
     def round_trip(self) -> _duration_pb2.Duration:
-        """The fastest of the recent probes, there and back."""
+        """The fastest of the last eight probes, there and back."""
+
+    @_builtins.property
+    def round_trip_median(self) -> _duration_pb2.Duration:
+        """The median of the last eight probes."""
+
+    @_builtins.property
+    def throughput_age(self) -> _duration_pb2.Duration:
+        """How long ago that was, at most. In a report: when the report was made; from the service: when
+        it answered. Never a difference of two machines' clocks. Absent without a throughput.
+        """
 
     def __init__(
         self,
@@ -195,14 +345,95 @@ class Link(_message.Message):
         sink_address: _builtins.str = ...,
         kind: Global___InterfaceKind.ValueType = ...,
         round_trip: _duration_pb2.Duration | None = ...,
+        sink_port: _builtins.int = ...,
+        source_interface: _builtins.str = ...,
+        round_trip_median: _duration_pb2.Duration | None = ...,
+        throughput_bytes_per_second: _builtins.int | None = ...,
+        throughput_age: _duration_pb2.Duration | None = ...,
+        one_way: _builtins.bool = ...,
+        rdma_device: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["round_trip", b"round_trip"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_throughput_bytes_per_second", b"_throughput_bytes_per_second", "round_trip", b"round_trip", "round_trip_median", b"round_trip_median", "throughput_age", b"throughput_age", "throughput_bytes_per_second", b"throughput_bytes_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "round_trip", b"round_trip", "sink_address", b"sink_address", "sink_node_id", b"sink_node_id", "source_node_id", b"source_node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_throughput_bytes_per_second", b"_throughput_bytes_per_second", "kind", b"kind", "one_way", b"one_way", "rdma_device", b"rdma_device", "round_trip", b"round_trip", "round_trip_median", b"round_trip_median", "sink_address", b"sink_address", "sink_node_id", b"sink_node_id", "sink_port", b"sink_port", "source_interface", b"source_interface", "source_node_id", b"source_node_id", "throughput_age", b"throughput_age", "throughput_bytes_per_second", b"throughput_bytes_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__throughput_bytes_per_second: _TypeAlias = _typing.Literal["throughput_bytes_per_second"]  # noqa: Y015
+    _WhichOneofArgType__throughput_bytes_per_second: _TypeAlias = _typing.Literal["_throughput_bytes_per_second", b"_throughput_bytes_per_second"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__throughput_bytes_per_second) -> _WhichOneofReturnType__throughput_bytes_per_second | None: ...
+
+Global___Link: _TypeAlias = Link  # noqa: Y015
+
+@_typing.final
+class IdentityConflict(_message.Message):
+    """Two machines that report the same node id, as after cloning a disk. The one that was there first
+    stays listed; the other one's reports are refused with NODE_ID_DUPLICATE.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    HELD_BY_FIELD_NUMBER: _builtins.int
+    CLAIMED_BY_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The id."""
+    held_by: _builtins.str
+    """The listed machine: its name and first endpoint."""
+    claimed_by: _builtins.str
+    """The refused one: its name and first endpoint."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        held_by: _builtins.str = ...,
+        claimed_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_by", b"claimed_by", "held_by", b"held_by", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Link: _TypeAlias = Link  # noqa: Y015
+Global___IdentityConflict: _TypeAlias = IdentityConflict  # noqa: Y015
+
+@_typing.final
+class Misdirection(_message.Message):
+    """An address where another node answered than the one that advertises it, such as a container
+    bridge or a forwarded port. It is no link.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
+    EXPECTED_NODE_ID_FIELD_NUMBER: _builtins.int
+    ANSWERED_NODE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    source_node_id: _builtins.str
+    """Who asked."""
+    expected_node_id: _builtins.str
+    """The node that advertises the address."""
+    answered_node_id: _builtins.str
+    """The node that answered there; empty when the answer proved nothing."""
+    address: _builtins.str
+    """The address, without brackets."""
+    port: _builtins.int
+    """The port."""
+    def __init__(
+        self,
+        *,
+        source_node_id: _builtins.str = ...,
+        expected_node_id: _builtins.str = ...,
+        answered_node_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answered_node_id", b"answered_node_id", "expected_node_id", b"expected_node_id", "port", b"port", "source_node_id", b"source_node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Misdirection: _TypeAlias = Misdirection  # noqa: Y015
 
 @_typing.final
 class Topology(_message.Message):
@@ -213,6 +444,8 @@ class Topology(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     GATHERING_FIELD_NUMBER: _builtins.int
+    MISDIRECTIONS_FIELD_NUMBER: _builtins.int
+    IDENTITY_CONFLICTS_FIELD_NUMBER: _builtins.int
     gathering: _builtins.bool
     """True for one lease after the service started, while nodes may still be missing."""
     @_builtins.property
@@ -223,16 +456,28 @@ class Topology(_message.Message):
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]:
         """Verified links between live nodes, ordered by source, sink and sink address."""
 
+    @_builtins.property
+    def misdirections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Misdirection]:
+        """Addresses of live nodes where others answer, ordered by source, expected node and address."""
+
+    @_builtins.property
+    def identity_conflicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdentityConflict]:
+        """Node ids that a second machine has claimed within the last lease, or the last twelve seconds
+        if that is longer, ordered.
+        """
+
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___Node] | None = ...,
         links: _abc.Iterable[Global___Link] | None = ...,
         gathering: _builtins.bool = ...,
+        misdirections: _abc.Iterable[Global___Misdirection] | None = ...,
+        identity_conflicts: _abc.Iterable[Global___IdentityConflict] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "links", b"links", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "identity_conflicts", b"identity_conflicts", "links", b"links", "misdirections", b"misdirections", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

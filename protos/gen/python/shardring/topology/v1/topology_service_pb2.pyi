@@ -54,8 +54,11 @@ class ReportNodeResponse(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    LINKS_WANTED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The topology's revision after this report."""
+    links_wanted: _builtins.bool
+    """The service holds no link report of this run of the node, as after a restart: report now."""
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
         """How long the node counts as alive from now."""
@@ -70,10 +73,11 @@ class ReportNodeResponse(_message.Message):
         lease: _duration_pb2.Duration | None = ...,
         heartbeat_interval: _duration_pb2.Duration | None = ...,
         revision: _builtins.int = ...,
+        links_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "lease", b"lease", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "lease", b"lease", "links_wanted", b"links_wanted", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -88,6 +92,7 @@ class ReportLinksRequest(_message.Message):
     SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     SOURCE_START_TIME_FIELD_NUMBER: _builtins.int
+    MISDIRECTIONS_FIELD_NUMBER: _builtins.int
     source_node_id: _builtins.str
     """Who observed. Every link's source."""
     @_builtins.property
@@ -100,16 +105,21 @@ class ReportLinksRequest(_message.Message):
     def source_start_time(self) -> _timestamp_pb2.Timestamp:
         """The `start_time` of the run that observed them. Absent: not checked."""
 
+    @_builtins.property
+    def misdirections(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.Misdirection]:
+        """All addresses where the source last found another node than the one that advertises them."""
+
     def __init__(
         self,
         *,
         source_node_id: _builtins.str = ...,
         links: _abc.Iterable[_topology_pb2.Link] | None = ...,
         source_start_time: _timestamp_pb2.Timestamp | None = ...,
+        misdirections: _abc.Iterable[_topology_pb2.Misdirection] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source_start_time", b"source_start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "source_node_id", b"source_node_id", "source_start_time", b"source_start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "misdirections", b"misdirections", "source_node_id", b"source_node_id", "source_start_time", b"source_start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,7 +182,8 @@ class GetTopologyResponse(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The current revision. Grows by one with each change, and over restarts of the service.
-    Available memory and round trips that drift a little are served anew without a new revision.
+    Available memory, round trips and throughput that drift a little, and the age of figures, are
+    served anew without a new revision.
     """
     unchanged: _builtins.bool
     """True if `if_revision_not` is the current revision; `topology` is then absent."""
@@ -202,16 +213,20 @@ class WatchTopologyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_REVISION_FIELD_NUMBER: _builtins.int
+    WITHOUT_LINKS_FIELD_NUMBER: _builtins.int
     after_revision: _builtins.int
     """Resume after this revision instead of starting with a snapshot."""
+    without_links: _builtins.bool
+    """Leave out links, misdirections, and changes of nothing else: revisions then grow by steps."""
     def __init__(
         self,
         *,
         after_revision: _builtins.int | None = ...,
+        without_links: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_revision", b"_after_revision", "after_revision", b"after_revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_revision", b"_after_revision", "after_revision", b"after_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_revision", b"_after_revision", "after_revision", b"after_revision", "without_links", b"without_links"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_revision: _TypeAlias = _typing.Literal["after_revision"]  # noqa: Y015
     _WhichOneofArgType__after_revision: _TypeAlias = _typing.Literal["_after_revision", b"_after_revision"]  # noqa: Y015
@@ -266,6 +281,8 @@ class TopologyChange(_message.Message):
     RELINKED_SOURCE_NODE_IDS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     GATHERING_FIELD_NUMBER: _builtins.int
+    MISDIRECTIONS_FIELD_NUMBER: _builtins.int
+    IDENTITY_CONFLICTS_FIELD_NUMBER: _builtins.int
     gathering: _builtins.bool
     """As in Topology, after this change. Its end is a change of its own."""
     @_builtins.property
@@ -278,11 +295,19 @@ class TopologyChange(_message.Message):
 
     @_builtins.property
     def relinked_source_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Sources whose links differ; their links are replaced by those in `links`."""
+        """Sources whose links or misdirections differ; theirs are replaced by those below."""
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.Link]:
         """All links of the relinked sources."""
+
+    @_builtins.property
+    def misdirections(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.Misdirection]:
+        """All misdirections that the relinked sources found."""
+
+    @_builtins.property
+    def identity_conflicts(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.IdentityConflict]:
+        """As in Topology, after this change."""
 
     def __init__(
         self,
@@ -292,10 +317,12 @@ class TopologyChange(_message.Message):
         relinked_source_node_ids: _abc.Iterable[_builtins.str] | None = ...,
         links: _abc.Iterable[_topology_pb2.Link] | None = ...,
         gathering: _builtins.bool = ...,
+        misdirections: _abc.Iterable[_topology_pb2.Misdirection] | None = ...,
+        identity_conflicts: _abc.Iterable[_topology_pb2.IdentityConflict] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "links", b"links", "relinked_source_node_ids", b"relinked_source_node_ids", "removed_node_ids", b"removed_node_ids", "updated_nodes", b"updated_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "identity_conflicts", b"identity_conflicts", "links", b"links", "misdirections", b"misdirections", "relinked_source_node_ids", b"relinked_source_node_ids", "removed_node_ids", b"removed_node_ids", "updated_nodes", b"updated_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,14 +70,16 @@ class TopologyServiceServicer:
 
     def ReportNode(self, request, context):
         """Says that a node is alive and what it has; renews its lease. Idempotent.
-        Errors: INVALID_FIELD, NODE_ID_DUPLICATE.
+        Errors: INVALID_FIELD; NODE_ID_DUPLICATE when a live node of the same id has another
+        `machine_fingerprint`, or a later `start_time`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportLinks(self, request, context):
-        """Replaces all links that one source observed. Idempotent.
+        """Replaces all links and misdirections that one source observed. Idempotent. Nodes report when
+        links come or go, when the answer to ReportNode asks for it, and else every few heartbeats.
         Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
         another run of the source holds it.
         """

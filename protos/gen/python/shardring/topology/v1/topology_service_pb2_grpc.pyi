@@ -37,10 +37,12 @@ class TopologyServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TopologyServiceAsyncStub: ...
     ReportNode: _grpc.UnaryUnaryMultiCallable[_topology_service_pb2.ReportNodeRequest, _topology_service_pb2.ReportNodeResponse]
     """Says that a node is alive and what it has; renews its lease. Idempotent.
-    Errors: INVALID_FIELD, NODE_ID_DUPLICATE.
+    Errors: INVALID_FIELD; NODE_ID_DUPLICATE when a live node of the same id has another
+    `machine_fingerprint`, or a later `start_time`.
     """
     ReportLinks: _grpc.UnaryUnaryMultiCallable[_topology_service_pb2.ReportLinksRequest, _topology_service_pb2.ReportLinksResponse]
-    """Replaces all links that one source observed. Idempotent.
+    """Replaces all links and misdirections that one source observed. Idempotent. Nodes report when
+    links come or go, when the answer to ReportNode asks for it, and else every few heartbeats.
     Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
     another run of the source holds it.
     """
@@ -64,10 +66,12 @@ class TopologyServiceAsyncStub(TopologyServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ReportNode: _aio.UnaryUnaryMultiCallable[_topology_service_pb2.ReportNodeRequest, _topology_service_pb2.ReportNodeResponse]  # type: ignore[assignment]
     """Says that a node is alive and what it has; renews its lease. Idempotent.
-    Errors: INVALID_FIELD, NODE_ID_DUPLICATE.
+    Errors: INVALID_FIELD; NODE_ID_DUPLICATE when a live node of the same id has another
+    `machine_fingerprint`, or a later `start_time`.
     """
     ReportLinks: _aio.UnaryUnaryMultiCallable[_topology_service_pb2.ReportLinksRequest, _topology_service_pb2.ReportLinksResponse]  # type: ignore[assignment]
-    """Replaces all links that one source observed. Idempotent.
+    """Replaces all links and misdirections that one source observed. Idempotent. Nodes report when
+    links come or go, when the answer to ReportNode asks for it, and else every few heartbeats.
     Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
     another run of the source holds it.
     """
@@ -94,7 +98,8 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_topology_service_pb2.ReportNodeResponse, _abc.Awaitable[_topology_service_pb2.ReportNodeResponse]]:
         """Says that a node is alive and what it has; renews its lease. Idempotent.
-        Errors: INVALID_FIELD, NODE_ID_DUPLICATE.
+        Errors: INVALID_FIELD; NODE_ID_DUPLICATE when a live node of the same id has another
+        `machine_fingerprint`, or a later `start_time`.
         """
 
     @_abc_1.abstractmethod
@@ -103,7 +108,8 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _topology_service_pb2.ReportLinksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_topology_service_pb2.ReportLinksResponse, _abc.Awaitable[_topology_service_pb2.ReportLinksResponse]]:
-        """Replaces all links that one source observed. Idempotent.
+        """Replaces all links and misdirections that one source observed. Idempotent. Nodes report when
+        links come or go, when the answer to ReportNode asks for it, and else every few heartbeats.
         Errors: INVALID_FIELD, NODE_NOT_FOUND when the source holds no lease, NODE_ID_DUPLICATE when
         another run of the source holds it.
         """

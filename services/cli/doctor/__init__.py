@@ -1,0 +1,1 @@
+"""What is wrong with a cluster's network, in plain words."""

@@ -1,0 +1,1 @@
+"""Finding a cluster on a LAN by DNS-SD."""

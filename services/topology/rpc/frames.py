@@ -1,0 +1,173 @@
+"""Answers as bytes, of which each node and link is turned into a message only once.
+
+In a full mesh of 256 nodes a snapshot holds 65,280 links: made anew for every caller they would
+take a second each. Encoded messages may be joined: the entries of a repeated field then simply
+follow one another.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from services.topology.domain.model import Change, Link, Node, Topology
+from services.topology.rpc.convert import node_to_proto
+from services.topology.rpc.convert_hardware import conflict_to_proto
+from services.topology.rpc.convert_links import link_to_proto, misdirection_to_proto
+from shardring.topology.v1 import topology_pb2 as pb
+from shardring.topology.v1 import topology_service_pb2 as service_pb
+
+# An encoded link is used for so long, and states the age that its throughput then has.
+REUSE_SECONDS = 20.0
+KEPT_CHANGES = 64
+
+OneWay = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A link, and its bytes as part of a Topology."""
+
+    link: Link
+    one_way: bool
+    until: float
+    data: bytes
+
+
+@dataclass(frozen=True)
+class _Source:
+    """All links of one source: one by one, by the identity of each, and joined."""
+
+    links: tuple[Link, ...]
+    one_way: OneWay
+    until: float
+    encoded: dict[int, _Encoded]
+    data: bytes
+
+
+class Frames:
+    """Encodes topologies and changes; remembers the newest parts."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, tuple[Node, bytes]] = {}
+        self._sources: dict[str, _Source] = {}
+        # By revision and the identity of the change, which each entry holds: those who follow
+        # nodes alone are told of several changes as one.
+        self._changes: OrderedDict[tuple[int, int], tuple[Change, bytes]] = OrderedDict()
+
+    def answer(self, revision: int, topology: Topology, now: float) -> bytes:
+        """Return a GetTopologyResponse with the topology."""
+        head = service_pb.GetTopologyResponse(revision=revision).SerializeToString()
+        field = service_pb.GetTopologyResponse.TOPOLOGY_FIELD_NUMBER
+        return head + _embedded(field, self._topology(topology, now))
+
+    def snapshot(self, revision: int, topology: Topology, now: float) -> bytes:
+        """Return a WatchTopologyResponse with the topology."""
+        head = service_pb.WatchTopologyResponse(revision=revision).SerializeToString()
+        field = service_pb.WatchTopologyResponse.SNAPSHOT_FIELD_NUMBER
+        return head + _embedded(field, self._topology(topology, now))
+
+    def change(self, revision: int, change: Change, now: float) -> bytes:
+        """Return a WatchTopologyResponse with a change, made for the first who needs it."""
+        key = (revision, id(change))
+        held = self._changes.get(key)
+        if held is None:
+            held = self._changes[key] = (change, _part(_change(revision, change, now)))
+            while len(self._changes) > KEPT_CHANGES:
+                self._changes.popitem(last=False)
+        return held[1]
+
+    def prepare(self, links: tuple[Link, ...], one_way: OneWay, now: float) -> None:
+        """Encode the new links of a source, rather than have the next reader wait for it."""
+        if links:
+            self._source(links, one_way, now)
+
+    def _topology(self, topology: Topology, now: float) -> bytes:
+        rest = pb.Topology(
+            gathering=topology.gathering,
+            misdirections=map(misdirection_to_proto, topology.misdirections),
+            identity_conflicts=map(conflict_to_proto, topology.conflicts),
+        )
+        links = self._link_parts(topology, now)
+        return b"".join((*self._node_parts(topology.nodes), *links, rest.SerializeToString()))
+
+    def _node_parts(self, nodes: Iterable[Node]) -> Iterable[bytes]:
+        held, self._nodes = self._nodes, {}
+        for node in nodes:
+            # The same object is the same node: it is held here, and cannot change.
+            known = held.get(id(node)) or (node, _part(pb.Topology(nodes=[node_to_proto(node)])))
+            self._nodes[id(node)] = known
+            yield known[1]
+
+    def _link_parts(self, topology: Topology, now: float) -> list[bytes]:
+        current = [self._source(links, topology.one_way, now) for links in topology.links_by_source]
+        self._sources = {source.links[0].source: source for source in current}
+        return [source.data for source in current]
+
+    def _source(self, links: tuple[Link, ...], one_way: OneWay, now: float) -> _Source:
+        name = links[0].source
+        held = self._sources.get(name)
+        if (
+            held is not None
+            and held.links is links
+            and held.one_way is one_way
+            and held.until > now
+        ):
+            return held
+        known = {} if held is None else held.encoded
+        encoded: dict[int, _Encoded] = {}
+        for link in links:
+            alone = bool(one_way) and (name, link.sink) in one_way
+            one = known.get(id(link))
+            if one is None or one.one_way is not alone or one.until <= now:
+                one = _encoded(link, alone, now)
+            encoded[id(link)] = one
+        until = min(one.until for one in encoded.values())
+        data = b"".join([one.data for one in encoded.values()])
+        made = self._sources[name] = _Source(links, one_way, until, encoded, data)
+        return made
+
+
+def _encoded(link: Link, one_way: bool, now: float) -> _Encoded:
+    message = link_to_proto(link, now, one_way=one_way, ahead_seconds=REUSE_SECONDS)
+    until = now + REUSE_SECONDS if link.throughput is not None else float("inf")
+    return _Encoded(link, one_way, until, _part(pb.Topology(links=[message])))
+
+
+def _change(revision: int, change: Change, now: float) -> service_pb.WatchTopologyResponse:
+    links = (
+        link_to_proto(link, now, one_way=(link.source, link.sink) in change.one_way)
+        for link in change.links
+    )
+    return service_pb.WatchTopologyResponse(
+        revision=revision,
+        change=service_pb.TopologyChange(
+            updated_nodes=map(node_to_proto, change.updated),
+            removed_node_ids=change.removed,
+            relinked_source_node_ids=change.relinked,
+            links=links,
+            gathering=change.gathering,
+            misdirections=map(misdirection_to_proto, change.misdirections),
+            identity_conflicts=map(conflict_to_proto, change.conflicts),
+        ),
+    )
+
+
+def _part(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _embedded(field_number: int, data: bytes) -> bytes:
+    """Return encoded bytes as a message-typed field: its tag, its length, itself."""
+    return _varint(field_number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

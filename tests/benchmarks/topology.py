@@ -1,0 +1,201 @@
+"""How the topology service grows: simulated nodes at their normal pace, over real gRPC.
+
+Three processes: the service, `tests.benchmarks.mesh` with all nodes, and this one, which asks and
+watches.
+"""
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from services.common.addresses import parse_host_port
+from tests.benchmarks.mesh import node_of
+from tests.benchmarks.report import Bar, Figure, Report, table
+from tests.contract.topology_lab import Client
+
+CPU_BAR = Bar("<", 50.0)
+COLD_BAR = Bar("<", 150.0)
+UNCHANGED_BAR = Bar("<", 5.0)
+WATCH_BAR = Bar("<", 1.0)
+# (nodes, links each): full meshes, and one sparse cluster.
+SIZES = ((16, 15), (64, 63), (256, 255), (1_000, 12))
+BARRED = ((256, 255), (1_000, 12))
+WATCHERS = 100
+_CPU_SECONDS = 30.0
+_COLD_CALLS, _UNCHANGED_CALLS, _CHANGES = 200, 2_000, 10
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What was measured at one size."""
+
+    node_count: int
+    link_count: int
+    settle_seconds: float
+    cpu_percent: float
+    memory_mb: float
+    cold_ms: Sequence[float]
+    unchanged_ms: Sequence[float]
+    watch_seconds: Sequence[float]
+
+
+async def measure(folder: Path, hub: Path) -> Report:
+    """Measure every size; bars are for the two large ones."""
+    found = [await _measure(*size) for size in SIZES]
+    shown = table(
+        f"Topology service, heartbeats every 3 s, {WATCHERS} watchers",
+        "nodes",
+        "links",
+        "settled after, s",
+        "% of a core",
+        "memory, MB",
+        "all of it, p50 / p99 ms",
+        "unchanged, p50 / p99 ms",
+        "change seen by all, worst s",
+    )
+    figures = []
+    for size, growth in zip(SIZES, found, strict=True):
+        cold, unchanged = _percentile(growth.cold_ms, 99), _percentile(growth.unchanged_ms, 99)
+        shown.add_row(
+            str(growth.node_count),
+            f"{growth.link_count:,}",
+            f"{growth.settle_seconds:.1f}",
+            f"{growth.cpu_percent:.1f}",
+            f"{growth.memory_mb:.0f}",
+            f"{statistics.median(growth.cold_ms):.1f} / {cold:.1f}",
+            f"{statistics.median(growth.unchanged_ms):.2f} / {unchanged:.2f}",
+            f"{max(growth.watch_seconds):.3f}",
+        )
+        name = f"topology.{growth.node_count}"
+        barred = size in BARRED
+        figures += [
+            Figure(f"{name}.cpu", growth.cpu_percent, "% of a core", CPU_BAR if barred else None),
+            Figure(f"{name}.cold_p99", cold, "ms", COLD_BAR if barred else None),
+            Figure(f"{name}.unchanged_p99", unchanged, "ms", UNCHANGED_BAR if barred else None),
+            Figure(
+                f"{name}.watch_worst",
+                max(growth.watch_seconds),
+                "s",
+                WATCH_BAR if barred else None,
+            ),
+            Figure(f"{name}.memory", growth.memory_mb, "MB"),
+        ]
+    return Report([shown], figures)
+
+
+async def _measure(node_count: int, links_each: int) -> Growth:
+    async with _module("services.topology", "--listen", "127.0.0.1:0") as (service, line):
+        address = parse_host_port(line.split()[-1])
+        began = time.perf_counter()
+        mesh = ("tests.benchmarks.mesh", str(address), str(node_count), str(links_each))
+        async with _module(*mesh) as (_, said):
+            assert said == "settled", said
+            process = psutil.Process(service.pid)
+            client = Client(address)
+            link_count = node_count * links_each
+            async with asyncio.timeout(30):
+                while len((first := (await client.get()).topology).links) < link_count:
+                    await asyncio.sleep(0.2)
+            settled = time.perf_counter() - began
+            assert len(first.nodes) == node_count, len(first.nodes)
+            assert not any(link.one_way for link in first.links)
+            cpu = await _cpu_percent(process)
+            cold = [await _timed(client, None) for _ in range(_COLD_CALLS)]
+            unchanged = await _unchanged(client)
+            watch = await _watched_changes(client)
+            memory = process.memory_info().rss / 1e6
+            await client.remote.close()
+    return Growth(node_count, link_count, settled, cpu, memory, cold, unchanged, watch)
+
+
+async def _timed(client: Client, known: int | None) -> float:
+    """Return how many milliseconds a call takes; calls come at any moment of the load."""
+    await asyncio.sleep(0.013)
+    began = time.perf_counter()
+    await client.get(known)
+    return (time.perf_counter() - began) * 1e3
+
+
+async def _unchanged(client: Client) -> list[float]:
+    revision = (await client.get()).revision
+    took = [await _timed(client, revision) for _ in range(_UNCHANGED_CALLS)]
+    # Had anything changed meanwhile, the figures would mean nothing.
+    assert (await client.get(revision)).unchanged
+    return took
+
+
+async def _cpu_percent(process: psutil.Process) -> float:
+    before = process.cpu_times()
+    began = time.perf_counter()
+    await asyncio.sleep(_CPU_SECONDS)
+    after = process.cpu_times()
+    busy = after.user - before.user + after.system - before.system
+    return float(busy / (time.perf_counter() - began) * 100)
+
+
+async def _watched_changes(client: Client) -> list[float]:
+    """Return how many seconds each of some changes took to reach all of the watchers."""
+    seen = [0] * WATCHERS
+    moved = asyncio.Condition()
+
+    async def follow(index: int) -> None:
+        own = Client(client.address)
+        try:
+            async with own.watch() as responses:
+                async for response in responses:
+                    async with moved:
+                        seen[index] = response.revision
+                        moved.notify_all()
+        finally:
+            await own.remote.close()
+
+    async def all_at(revision: int) -> None:
+        async with moved:
+            await moved.wait_for(lambda: min(seen) >= revision)
+
+    watchers = [asyncio.create_task(follow(index)) for index in range(WATCHERS)]
+    took = []
+    try:
+        await all_at(1)
+        extra = node_of(60_000)
+        for number in range(_CHANGES):
+            extra.name = f"renamed-{number}"
+            began = time.perf_counter()
+            await all_at((await client.report_node(extra)).revision)
+            took.append(time.perf_counter() - began)
+    finally:
+        for task in watchers:
+            task.cancel()
+        await asyncio.wait(watchers)
+    return took
+
+
+@asynccontextmanager
+async def _module(*command: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Run a module as a process; yield it and the first line it says."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *command, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(120):
+            line = (await process.stdout.readline()).decode().strip()
+        yield process, line
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """Return the value that this many of a hundred do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
