@@ -55,6 +55,19 @@ class Client:
                 return topology
         raise AssertionError("the watch ended")
 
+    async def memory_when(self, condition: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+        """Return each node's available bytes once the condition holds for them, within 30 s.
+
+        Asked for again and again: small differences make no revision, so no watch tells of them.
+        """
+        async with asyncio.timeout(30):
+            while True:
+                nodes = (await self.topology()).nodes
+                memory = {node.name: node.memory_available_bytes for node in nodes}
+                if condition(memory):
+                    return memory
+                await asyncio.sleep(0.1)
+
     async def node_ids(self, *names: str) -> list[str]:
         """Return the ids of nodes, once all of them are linked both ways."""
         links = len(names) * (len(names) - 1)

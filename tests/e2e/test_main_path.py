@@ -239,10 +239,12 @@ async def test_a_node_killed_while_generating(lab: Lab, client: Client) -> None:
     """The stream ends with UNAVAILABLE, the instance is FAILED everywhere, nothing is left."""
     placement = await client.place(min_node_count=3, request_id="victim")
     head = client.head(placement)
+    weights = {rank.node_name: rank.weight_bytes for rank in placement.ranks}
+    free = await client.memory_when(lambda memory: len(memory) == len(NODES))
     await head.ready("victim", placement)
-    free_before = {
-        node.name: node.memory_available_bytes for node in (await client.topology()).nodes
-    }
+    await client.memory_when(
+        lambda memory: all(memory[name] == free[name] - weights[name] for name in NODES)
+    )
     victim = placement.ranks[1].node_name
     survivors = [rank.node_name for rank in placement.ranks if rank.node_name != victim]
     children = [
@@ -270,9 +272,7 @@ async def test_a_node_killed_while_generating(lab: Lab, client: Client) -> None:
     # The node's memory is back in what placement counts with, and the node is gone from topology.
     topology = await client.topology_when(lambda t: len(t.nodes) == 2)
     assert {node.name for node in topology.nodes} == set(survivors)
-    await client.topology_when(
-        lambda t: all(n.memory_available_bytes > free_before[n.name] for n in t.nodes)
-    )
+    await client.memory_when(lambda memory: all(memory[name] == free[name] for name in survivors))
 
     # The node comes back under its old identity, and all three serve again.
     await lab.restart(victim)
