@@ -22,6 +22,7 @@ from tests.e2e.conftest import MODELS, NODES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+MEMORY_BYTES = 1_000_000_000  # what the lab gives each node
 FACTS = json.loads((MODELS / "shardring" / "tiny-facts" / "facts.json").read_text())
 
 
@@ -272,7 +273,8 @@ async def test_a_node_killed_while_generating(lab: Lab, client: Client) -> None:
     # The node's memory is back in what placement counts with, and the node is gone from topology.
     topology = await client.topology_when(lambda t: len(t.nodes) == 2)
     assert {node.name for node in topology.nodes} == set(survivors)
-    await client.memory_when(lambda memory: all(memory[name] == free[name] for name in survivors))
+    # "facts" ran on the killed node too, so nothing is promised any more.
+    await client.memory_when(lambda memory: all(memory[name] == MEMORY_BYTES for name in survivors))
 
     # The node comes back under its old identity, and all three serve again.
     await lab.restart(victim)
