@@ -65,9 +65,9 @@ async def serve(options: TopologyOptions) -> None:
     for name in ("placement_port", "downloads_port"):
         if not 1 <= getattr(options, name) <= 65535:
             raise invalid_field(name, getattr(options, name), "1 to 65535")
-    # Nearly everything here goes when its last user does. Looking for cycles among the links of a
-    # large cluster would hold up every caller for a quarter of a second, again and again.
-    gc.set_threshold(1_000, 1_000, 1_000)
+    # Links are many and go when their last user does; the little that is cyclic is young. Looking
+    # at all of a large cluster holds every caller up for a tenth of a second: once in half an hour.
+    gc.set_threshold(1_000, 5, 10_000)
     stopped = asyncio.create_task(until_stopped(), name="until stopped")
     provider = start_telemetry("shardring-topology")
     app = TopologyApp(heartbeat_seconds=options.heartbeat_seconds, lab=options.lab)

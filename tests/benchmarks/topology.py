@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from services.common.addresses import parse_host_port
 from tests.benchmarks.mesh import node_of
+from tests.benchmarks.quiet import is_quiet, until_quiet
 from tests.benchmarks.report import Bar, Figure, Report, table
 from tests.contract.topology_lab import Client
 
@@ -25,10 +26,11 @@ CPU_BAR = Bar("<", 50.0)
 COLD_BAR = Bar("<", 150.0)
 UNCHANGED_BAR = Bar("<", 5.0)
 WATCH_BAR = Bar("<", 1.0)
-# (nodes, links each): full meshes, and one sparse cluster.
-SIZES = ((16, 15), (64, 63), (256, 255), (1_000, 12))
+# (nodes, links each): none, for what a call costs at least; full meshes; and one sparse cluster.
+SIZES = ((0, 0), (16, 15), (64, 63), (256, 255), (1_000, 12))
 BARRED = ((256, 255), (1_000, 12))
 WATCHERS = 100
+_QUIET_SECONDS = 20.0
 _CPU_SECONDS = 30.0
 _COLD_CALLS, _UNCHANGED_CALLS, _CHANGES = 200, 2_000, 10
 
@@ -45,6 +47,8 @@ class Growth:
     cold_ms: Sequence[float]
     unchanged_ms: Sequence[float]
     watch_seconds: Sequence[float]
+    # Whether the machine had anything else to do before or after.
+    disturbed: bool = False
 
 
 async def measure(folder: Path, hub: Path) -> Report:
@@ -65,7 +69,7 @@ async def measure(folder: Path, hub: Path) -> Report:
     for size, growth in zip(SIZES, found, strict=True):
         cold, unchanged = _percentile(growth.cold_ms, 99), _percentile(growth.unchanged_ms, 99)
         shown.add_row(
-            str(growth.node_count),
+            f"{growth.node_count}{', disturbed' if growth.disturbed else ''}",
             f"{growth.link_count:,}",
             f"{growth.settle_seconds:.1f}",
             f"{growth.cpu_percent:.1f}",
@@ -92,6 +96,12 @@ async def measure(folder: Path, hub: Path) -> Report:
 
 
 async def _measure(node_count: int, links_each: int) -> Growth:
+    quiet = await until_quiet(_QUIET_SECONDS)
+    growth = await _measure_now(node_count, links_each)
+    return replace(growth, disturbed=not (quiet and await is_quiet()))
+
+
+async def _measure_now(node_count: int, links_each: int) -> Growth:
     async with _module("services.topology", "--listen", "127.0.0.1:0") as (service, line):
         address = parse_host_port(line.split()[-1])
         began = time.perf_counter()
@@ -108,10 +118,10 @@ async def _measure(node_count: int, links_each: int) -> Growth:
             assert len(first.nodes) == node_count, len(first.nodes)
             assert not any(link.one_way for link in first.links)
             cpu = await _cpu_percent(process)
+            memory = process.memory_info().rss / 1e6
             cold = [await _timed(client, None) for _ in range(_COLD_CALLS)]
             unchanged = await _unchanged(client)
             watch = await _watched_changes(client)
-            memory = process.memory_info().rss / 1e6
             await client.remote.close()
     return Growth(node_count, link_count, settled, cpu, memory, cold, unchanged, watch)
 

@@ -15,7 +15,8 @@ from services.topology.agent.identity import Identity
 from services.topology.agent.peers import Peers
 from services.topology.agent.prober import Prober
 from services.topology.agent.report import MemoryRules, Reporter
-from services.topology.domain.model import Change, Node, Topology
+from services.topology.domain.model import Change, Link, Node, Topology
+from services.topology.domain.significance import drifted
 from services.topology.rpc.convert import (
     event_from_proto,
     heartbeat_seconds_from_proto,
@@ -30,8 +31,9 @@ logger = logging.getLogger(__name__)
 # Until the service says how often to report.
 FIRST_HEARTBEAT_SECONDS = 3.0
 MIN_HEARTBEAT_SECONDS = 0.1
-# Figures that drift are told after so many heartbeats; links that come or go at once.
-REFRESH_HEARTBEATS = 5
+# Links that come or go are told at once, figures that differ much with the next heartbeat, and all
+# after so many heartbeats.
+REFRESH_HEARTBEATS = 10
 # Links that change within this time are reported together.
 GATHER_SECONDS = 0.05
 RECONNECT_SECONDS = 1.0
@@ -88,6 +90,7 @@ class TopologyAgent:
         self._links_failures = 0
         # Heartbeats until links are told although they are the same.
         self._refresh_in = 0
+        self._told: tuple[Link, ...] = ()
         self._prober = Prober(
             options.identity.node_id,
             lab=options.lab,
@@ -124,7 +127,7 @@ class TopologyAgent:
                 self._note_refusal(error)
             else:
                 self._refresh_in -= 1
-                if self._refresh_in <= 0:
+                if self._refresh_in <= 0 or drifted(self._told, self._prober.links()):
                     await self._report_links()
             pause = min(next_report - time.monotonic(), self._heartbeat_seconds)
             with contextlib.suppress(TimeoutError):
@@ -169,10 +172,11 @@ class TopologyAgent:
         async with self._links_lock:
             self._links_changed.clear()
             self._refresh_in = REFRESH_HEARTBEATS
+            self._told = self._prober.links()
             request = links_request_to_proto(
                 self._identity.node_id,
                 self._identity.start_ns,
-                self._prober.links(),
+                self._told,
                 self._prober.misdirections(),
                 time.monotonic(),
             )

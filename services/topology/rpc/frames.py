@@ -18,21 +18,26 @@ from services.topology.rpc.convert_links import link_to_proto, misdirection_to_p
 from shardring.topology.v1 import topology_pb2 as pb
 from shardring.topology.v1 import topology_service_pb2 as service_pb
 
-# An encoded link is used for so long, and states the age that its throughput then has.
-REUSE_SECONDS = 20.0
+# An encoded link is used for so long, and states the age that its throughput then has. With the
+# usual heartbeat its source reports it anew before.
+REUSE_SECONDS = 40.0
 KEPT_CHANGES = 64
+MAX_SOURCES = 4_096
 
 OneWay = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
+class Encoded:
     """A link, and its bytes as part of a Topology."""
 
     link: Link
     one_way: bool
     until: float
     data: bytes
+
+
+EncodedLinks = dict[int, Encoded]
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class _Source:
     links: tuple[Link, ...]
     one_way: OneWay
     until: float
-    encoded: dict[int, _Encoded]
+    encoded: EncodedLinks
     data: bytes
 
 
@@ -78,10 +83,14 @@ class Frames:
                 self._changes.popitem(last=False)
         return held[1]
 
-    def prepare(self, links: tuple[Link, ...], one_way: OneWay, now: float) -> None:
-        """Encode the new links of a source, rather than have the next reader wait for it."""
+    def keep(
+        self, links: tuple[Link, ...], encoded: EncodedLinks, one_way: OneWay, now: float
+    ) -> None:
+        """Keep a source's new links as `encode` returned them, so that no reader waits for it."""
+        if len(self._sources) >= MAX_SOURCES:
+            self._sources.clear()  # nobody reads, which would leave out those that are gone
         if links:
-            self._source(links, one_way, now)
+            self._source(links, one_way, now, encoded)
 
     def _topology(self, topology: Topology, now: float) -> bytes:
         rest = pb.Topology(
@@ -105,7 +114,13 @@ class Frames:
         self._sources = {source.links[0].source: source for source in current}
         return [source.data for source in current]
 
-    def _source(self, links: tuple[Link, ...], one_way: OneWay, now: float) -> _Source:
+    def _source(
+        self,
+        links: tuple[Link, ...],
+        one_way: OneWay,
+        now: float,
+        known: EncodedLinks | None = None,
+    ) -> _Source:
         name = links[0].source
         held = self._sources.get(name)
         if (
@@ -115,8 +130,9 @@ class Frames:
             and held.until > now
         ):
             return held
-        known = {} if held is None else held.encoded
-        encoded: dict[int, _Encoded] = {}
+        if known is None:
+            known = {} if held is None else held.encoded
+        encoded: EncodedLinks = {}
         for link in links:
             alone = bool(one_way) and (name, link.sink) in one_way
             one = known.get(id(link))
@@ -129,10 +145,15 @@ class Frames:
         return made
 
 
-def _encoded(link: Link, one_way: bool, now: float) -> _Encoded:
+def encode(links: Iterable[Link], now: float) -> EncodedLinks:
+    """Return links encoded, as if each had its counterpart."""
+    return {id(link): _encoded(link, False, now) for link in links}
+
+
+def _encoded(link: Link, one_way: bool, now: float) -> Encoded:
     message = link_to_proto(link, now, one_way=one_way, ahead_seconds=REUSE_SECONDS)
     until = now + REUSE_SECONDS if link.throughput is not None else float("inf")
-    return _Encoded(link, one_way, until, _part(pb.Topology(links=[message])))
+    return Encoded(link, one_way, until, _part(pb.Topology(links=[message])))
 
 
 def _change(revision: int, change: Change, now: float) -> service_pb.WatchTopologyResponse:

@@ -15,14 +15,14 @@ from grpc.aio import ServicerContext
 
 from services.common.server import Registration
 from services.topology.app import TopologyApp
-from services.topology.domain.model import Topology
+from services.topology.domain.model import Link, Topology
 from services.topology.rpc.convert import (
     lease_to_proto,
     node_from_proto,
     start_ns_from_proto,
 )
 from services.topology.rpc.convert_links import link_from_proto, misdirection_from_proto
-from services.topology.rpc.frames import Frames
+from services.topology.rpc.frames import EncodedLinks, Frames, encode
 from shardring.topology.v1 import topology_service_pb2 as pb
 from shardring.topology.v1.topology_service_pb2_grpc import (
     TopologyServiceServicer,
@@ -30,6 +30,9 @@ from shardring.topology.v1.topology_service_pb2_grpc import (
 )
 
 NAME = "shardring.topology.v1.TopologyService"
+
+# How many links are converted before others get their turn: some tenths of a millisecond.
+LINKS_AT_ONCE = 64
 
 Context = ServicerContext[Any, Any]
 
@@ -40,6 +43,7 @@ class TopologyServicer(TopologyServiceServicer):
     def __init__(self, app: TopologyApp) -> None:
         self._app = app
         self._frames = Frames()
+        self._reporting = asyncio.Lock()
 
     async def ReportNode(
         self, request: pb.ReportNodeRequest, context: Context
@@ -59,14 +63,22 @@ class TopologyServicer(TopologyServiceServicer):
     ) -> pb.ReportLinksResponse:
         """Replace one source's links."""
         source, now = request.source_node_id, time.monotonic()
-        links = [link_from_proto(link, now) for link in request.links]
-        misdirections = [misdirection_from_proto(found) for found in request.misdirections]
-        # A report may hold thousands of links: between its parts others get their answers.
-        await asyncio.sleep(0)
-        self._app.report_links(source, start_ns_from_proto(request), links, misdirections)
-        revision = self._app.revision
-        await asyncio.sleep(0)
-        self._frames.prepare(self._app.links_of(source), self._app.one_way(), now)
+        # A report may hold thousands of links: between its parts others get their answers. One
+        # report after the other, so that the last one to come is the last one to be taken.
+        async with self._reporting:
+            links: list[Link] = []
+            for start in range(0, len(request.links), LINKS_AT_ONCE):
+                part = request.links[start : start + LINKS_AT_ONCE]
+                links += [link_from_proto(link, now) for link in part]
+                await asyncio.sleep(0)
+            misdirections = [misdirection_from_proto(found) for found in request.misdirections]
+            self._app.report_links(source, start_ns_from_proto(request), links, misdirections)
+            revision = self._app.revision
+            served, encoded = self._app.links_of(source), EncodedLinks()
+            for start in range(0, len(served), LINKS_AT_ONCE):
+                await asyncio.sleep(0)
+                encoded |= encode(served[start : start + LINKS_AT_ONCE], now)
+            self._frames.keep(served, encoded, self._app.one_way(), now)
         return pb.ReportLinksResponse(revision=revision)
 
     async def RemoveNode(
