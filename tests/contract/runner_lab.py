@@ -7,7 +7,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import instance_service_pb2_grpc, runner_pb2, shard_service_pb2_grpc
+from tests.processes import children_with
 
 MODEL = Path(__file__).parents[2] / "models" / "shardring" / "tiny-facts"
 FACTS = [(f["question"], f["answer"]) for f in json.loads((MODEL / "facts.json").read_text())]
@@ -166,13 +167,11 @@ async def three_nodes() -> AsyncIterator[list[Node]]:
 def children(instance_id: str = "") -> dict[int, psutil.Process]:
     """Return the child process of each rank of an instance, or of all."""
     found = {}
-    for process in psutil.Process().children():
-        words = process.cmdline()
-        if "services.runner.child" in words and instance_id in (
-            "",
-            words[words.index("--instance") + 1],
-        ):
-            found[int(words[words.index("--rank") + 1])] = process
+    for process in children_with("services.runner.child"):
+        with suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            if instance_id in ("", words[words.index("--instance") + 1]):
+                found[int(words[words.index("--rank") + 1])] = process
     return found
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from huggingface_hub import HfApi, snapshot_download
 
@@ -18,6 +17,7 @@ from shardring.downloads.v1 import downloads_service_pb2 as pb
 from tests.contract.downloads_lab import Lab, downloads_process, eventually, lab
 from tests.fakes.faulty_hub import FaultyHub
 from tests.fakes.tiny_model import write_model
+from tests.processes import children_with
 
 TINY_FACTS = "shardring/tiny-facts"
 MODEL = "org/model"
@@ -172,7 +172,7 @@ async def test_cancel_keeps_what_was_fetched_and_a_new_start_goes_on(
     cancelled = response.download
     assert cancelled.state == CANCELLED
     assert 2**20 < cancelled.downloaded_bytes < cancelled.total_bytes
-    assert [p for p in psutil.Process().children() if "worker.fetch" in " ".join(p.cmdline())] == []
+    assert children_with("worker.fetch") == []
     (partial,) = here.cache(node).rglob("blobs/*.incomplete")
     kept = partial.stat().st_size
     again = await here.remote.unary(
@@ -194,7 +194,7 @@ async def test_a_killed_fetching_process_is_a_failure_to_resume_from(
 ) -> None:
     node = await here.worker()
     download_id = await stalled_download(here, hub, node)
-    (child,) = (p for p in psutil.Process().children() if "worker.fetch" in " ".join(p.cmdline()))
+    (child,) = children_with("worker.fetch")
     child.kill()
     failed = (await here.watch(download_id))[-1]
     assert (failed.state, failed.error.reason) == (FAILED, "DOWNLOAD_FAILED")

@@ -27,6 +27,7 @@ from tests.contract.runner_lab import (
     text,
     three_nodes,
 )
+from tests.processes import children_with
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -136,7 +137,7 @@ async def test_two_starts_at_once_are_one(nodes: list[Node]) -> None:
     placement = place(nodes, [2, 4])
     await asyncio.gather(*(nodes[0].start("twin", placement) for _ in range(4)))
     await nodes[0].until("twin", READY)
-    assert sum("twin" in child.cmdline() for child in psutil.Process().children()) == 3
+    assert len(children_with("twin")) == 3
     await nodes[0].stop("twin")
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2
@@ -19,6 +18,7 @@ from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceSt
 from shardring.runner.v1 import runner_pb2
 from tests.e2e.client import MODEL, Client, eventually
 from tests.e2e.conftest import MODELS, NODES
+from tests.processes import children_with
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -249,10 +249,7 @@ async def test_a_node_killed_while_generating(lab: Lab, client: Client) -> None:
     victim = placement.ranks[1].node_name
     survivors = [rank.node_name for rank in placement.ranks if rank.node_name != victim]
     children = [
-        child
-        for name in NODES
-        for child in psutil.Process(lab.processes[name].pid).children()
-        if "victim" in child.cmdline()
+        child for name in NODES for child in children_with("victim", lab.processes[name].pid)
     ]
     assert len(children) == 3
     sampling = runner_pb2.Sampling(temperature=5, seed=1)
