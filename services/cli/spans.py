@@ -1,7 +1,6 @@
 """A small OTLP trace receiver, and the tree that a trace's spans make."""
 
-import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -35,7 +34,6 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self.arrived = asyncio.Event()
         self._server = grpc.aio.server()
         self.address = HostPort("127.0.0.1", 0)
 
@@ -72,27 +70,20 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
                     )
                     for span in scope_spans.spans
                 ]
-        self.arrived.set()
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def tree(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
-    """Yield spans depth first with their depth, children in the order they began.
+def children_of(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    """Return each span's children by its id, in the order they began.
 
-    A span whose parent is not among them is a root.
+    A span whose parent is not among them is a root; the roots stand under "".
     """
     known = {span.span_id: span for span in spans}
     children: dict[str, list[Span]] = {}
     for span in sorted(known.values(), key=lambda span: (span.start_ns, span.span_id)):
         parent = span.parent_id if span.parent_id in known else ""
         children.setdefault(parent, []).append(span)
-
-    def below(parent_id: str, depth: int) -> Iterator[tuple[int, Span]]:
-        for span in children.get(parent_id, []):
-            yield depth, span
-            yield from below(span.span_id, depth + 1)
-
-    return below("", 0)
+    return children
 
 
 def _process_name(attributes: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -11,7 +11,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2
 
 from services.cli.lab import Lab
-from services.cli.spans import Span, SpanCollector, tree
+from services.cli.spans import Span, SpanCollector, children_of
 from services.common.errors import Reason, ShardringError
 from shardring.downloads.v1 import downloads_service_pb2 as downloads_pb
 from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
@@ -107,6 +107,18 @@ async def test_one_trace_follows_the_start_and_a_request(
         ("/shardring.runner.v1.InstanceService/Generate", expected_request),
     ):
         await eventually(lambda r=root, e=expected: e <= edges(collector.spans, r, head))  # type: ignore[misc]
+
+
+def tree(spans: list[Span]) -> Iterator[tuple[int, Span]]:
+    """Yield spans depth first with their depth."""
+    children = children_of(spans)
+
+    def below(parent_id: str, depth: int) -> Iterator[tuple[int, Span]]:
+        for span in children.get(parent_id, []):
+            yield depth, span
+            yield from below(span.span_id, depth + 1)
+
+    return below("", 0)
 
 
 def edges(spans: list[Span], root: str, head: str) -> set[tuple[str, str, str]]:

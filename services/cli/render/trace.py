@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.text import Text
 from rich.tree import Tree
 
-from services.cli.spans import Span
+from services.cli.spans import Span, children_of
 from services.cli.text import duration
 
 _SERVER, _CLIENT = 2, 3
@@ -18,11 +18,7 @@ def trace_tree(spans: Sequence[Span]) -> Tree:
     A call's client and server span are shown as one line, the server's: the caller is the line
     above.
     """
-    known = {span.span_id for span in spans}
-    children: dict[str, list[Span]] = {}
-    for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id)):
-        parent = span.parent_id if span.parent_id in known else ""
-        children.setdefault(parent, []).append(span)
+    children = children_of(spans)
 
     def add(branch: Tree, span: Span) -> None:
         below = children.get(span.span_id, [])
