@@ -85,10 +85,10 @@ class Client:
 
     @asynccontextmanager
     async def watch(
-        self, after_revision: int | None = None
+        self, after_revision: int | None = None, *, seconds: float = 30
     ) -> AsyncIterator[AsyncIterator[topology_service_pb2.WatchTopologyResponse]]:
         request = topology_service_pb2.WatchTopologyRequest(after_revision=after_revision)
-        responses = self.remote.stream(self.stub.WatchTopology, request, timeout=30)
+        responses = self.remote.stream(self.stub.WatchTopology, request, timeout=seconds)
         async with contextlib.aclosing(responses):
             yield responses
 

@@ -30,9 +30,9 @@ def missing() -> str:
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
         return "making network namespaces takes root"
-    for program in ("ip", "tc"):
+    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("iptables", "iptables")):
         if shutil.which(program) is None:
-            return f"`{program}` is missing (Debian's package iproute2)"
+            return f"`{program}` is missing (Debian's package {package})"
     if not Path("/dev/net/tun").exists():
         return "/dev/net/tun is missing"
     trial = f"sr{os.getpid()}try"
@@ -98,9 +98,9 @@ class Network:
                 self.ip(one, f"addr add {ring_address(one, far)}/30 dev tb-{far}")
         await self._lay_tunnel()
         source, sink = FORBIDDEN
-        # Answers to the sink's own calls pass: as with any firewall that looks at connections.
-        target = f"to {lan_address(sink)} ipproto tcp dport {PORT}"
-        self.ip(source, f"rule add {target} blackhole")
+        # Silent, and answers to the sink's own calls pass: as with any firewall that looks at
+        # connections.
+        self._drop(sink, f"-s {lan_address(source)} -p tcp --dport {PORT}", on=True)
 
     async def remove(self) -> None:
         """Take everything away again, as far as it was made."""
@@ -125,9 +125,21 @@ class Network:
 
     def set_ring(self, host: str, other: str, *, plugged: bool) -> None:
         """Let a ring cable carry packets, or lose them without a word: both ends stay up."""
-        verb = "del" if plugged else "add"
         for one, far in ((host, other), (other, host)):
-            self.ip(one, f"rule {verb} to {ring_address(far, one)} blackhole")
+            self._drop(one, f"-i tb-{far}", on=not plugged)
+
+    def set_parted(self, hosts: Sequence[str], *, parted: bool) -> None:
+        """Let no packet pass between these hosts and the others, whichever way; or mend that."""
+        for host in hosts:
+            for other in HOSTS:
+                if other not in hosts:
+                    for one, far in ((host, other), (other, host)):
+                        self._drop(one, f"-s {lan_address(far)}", on=parted)
+                    if (host, other) in RING or (other, host) in RING:
+                        self.set_ring(host, other, plugged=not parted)
+                    if {host, other} == set(TUNNEL):
+                        for one in TUNNEL:
+                            self._drop(one, "-i wg0", on=parted)
 
     async def set_tunnel(self, delay_ms: float, mbit: float) -> None:
         """Make the tunnel slower or faster."""
@@ -135,6 +147,11 @@ class Network:
         assert self._wire.stdin is not None
         self._wire.stdin.write(f"{delay_ms} {mbit}\n".encode())
         await self._wire.stdin.drain()
+
+    def _drop(self, host: str, what: str, *, on: bool) -> None:
+        """Have a host lose what comes in and matches, without a word; or take it again."""
+        command = self.command(host, "iptables", "-w", "-A" if on else "-D", "INPUT")
+        run(*command, *what.split(), "-j", "DROP")
 
     def _cable(self, host: str, interface: str, other: str, far: str) -> None:
         ends = (self.namespace(host), self.namespace(other))

@@ -31,8 +31,9 @@ from shardring.topology.v1.topology_service_pb2_grpc import (
 
 NAME = "shardring.topology.v1.TopologyService"
 
-# How many links are converted before others get their turn: some tenths of a millisecond.
-LINKS_AT_ONCE = 64
+# How many links are converted before others get their turn: about a tenth of a millisecond, as an
+# answer takes several turns.
+LINKS_AT_ONCE = 16
 
 Context = ServicerContext[Any, Any]
 
