@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -78,6 +79,9 @@ class Download(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_FIELD_NUMBER: _builtins.int
+    RECEIVED_FROM_HUB_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVED_FROM_NODES_BYTES_FIELD_NUMBER: _builtins.int
     download_id: _builtins.str
     """Names this download. Two starts for the same node, model, commit and layers share one."""
     node_id: _builtins.str
@@ -98,6 +102,10 @@ class Download(_message.Message):
     """The folder on the node that holds the model's files, once COMPLETED."""
     revision: _builtins.str
     """The revision that was asked for, such as "main"."""
+    received_from_hub_bytes: _builtins.int
+    """Bytes that this download got from the hub, those thrown away again included."""
+    received_from_nodes_bytes: _builtins.int
+    """Bytes that this download got from other nodes, those thrown away again included."""
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
         """The layers whose files are fetched. Absent: the whole model."""
@@ -118,6 +126,10 @@ class Download(_message.Message):
     def update_time(self) -> _timestamp_pb2.Timestamp:
         """When anything above last changed."""
 
+    @_builtins.property
+    def time_left(self) -> _duration_pb2.Duration:
+        """Until it is COMPLETED at the recent speed. Absent while that is not known."""
+
     def __init__(
         self,
         *,
@@ -136,10 +148,13 @@ class Download(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         revision: _builtins.str = ...,
+        time_left: _duration_pb2.Duration | None = ...,
+        received_from_hub_bytes: _builtins.int = ...,
+        received_from_nodes_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "error", b"error", "layers", b"layers", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "error", b"error", "layers", b"layers", "time_left", b"time_left", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "commit", b"commit", "create_time", b"create_time", "download_id", b"download_id", "downloaded_bytes", b"downloaded_bytes", "error", b"error", "files", b"files", "layers", b"layers", "model_id", b"model_id", "node_id", b"node_id", "revision", b"revision", "snapshot_path", b"snapshot_path", "state", b"state", "total_bytes", b"total_bytes", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "commit", b"commit", "create_time", b"create_time", "download_id", b"download_id", "downloaded_bytes", b"downloaded_bytes", "error", b"error", "files", b"files", "layers", b"layers", "model_id", b"model_id", "node_id", b"node_id", "received_from_hub_bytes", b"received_from_hub_bytes", "received_from_nodes_bytes", b"received_from_nodes_bytes", "revision", b"revision", "snapshot_path", b"snapshot_path", "state", b"state", "time_left", b"time_left", "total_bytes", b"total_bytes", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,22 +169,36 @@ class FileProgress(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DOWNLOADED_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_FIELD_NUMBER: _builtins.int
+    SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Path inside the repository."""
     downloaded_bytes: _builtins.int
     """Bytes on disk."""
     total_bytes: _builtins.int
     """Bytes in all."""
+    bytes_per_second: _builtins.int
+    """Recent speed. 0 unless it is being fetched."""
+    source_node_id: _builtins.str
+    """The node it is being fetched from. Empty: none, or the hub."""
+    @_builtins.property
+    def time_left(self) -> _duration_pb2.Duration:
+        """Until it is whole at the recent speed. Absent while that is not known."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         downloaded_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        time_left: _duration_pb2.Duration | None = ...,
+        source_node_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["downloaded_bytes", b"downloaded_bytes", "name", b"name", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "downloaded_bytes", b"downloaded_bytes", "name", b"name", "source_node_id", b"source_node_id", "time_left", b"time_left", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,6 +268,9 @@ class Model(_message.Message):
     LICENSE_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     HIDDEN_BYTES_PER_VALUE_FIELD_NUMBER: _builtins.int
+    KEY_VALUE_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    TENSOR_SUPPORTED_FIELD_NUMBER: _builtins.int
+    GATED_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name, "organisation/name"."""
     commit: _builtins.str
@@ -273,6 +305,14 @@ class Model(_message.Message):
     """Licence named in the model card; empty when it names none."""
     hidden_bytes_per_value: _builtins.int
     """Width of one hidden-state number on the wire, in bytes. 0 when unknown."""
+    key_value_bytes_per_token: _builtins.int
+    """Key-value cache bytes that one token of context takes in all layers, unquantised. 0 when
+    config.json does not say enough.
+    """
+    tensor_supported: _builtins.bool
+    """True when the reading node's engine can split each layer of it over several ranks."""
+    gated: _builtins.bool
+    """True when its owner grants access one by one: fetching it takes a token that was granted it."""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Weight bytes of each layer, in order. `layer_count` entries."""
@@ -302,10 +342,13 @@ class Model(_message.Message):
         license: _builtins.str = ...,
         files: _abc.Iterable[Global___ModelFile] | None = ...,
         hidden_bytes_per_value: _builtins.int = ...,
+        key_value_bytes_per_token: _builtins.int = ...,
+        tensor_supported: _builtins.bool = ...,
+        gated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_head_count", b"attention_head_count", "commit", b"commit", "context_token_count", b"context_token_count", "embedding_bytes", b"embedding_bytes", "engine_supported", b"engine_supported", "files", b"files", "has_chat_template", b"has_chat_template", "head_bytes", b"head_bytes", "hidden_bytes_per_value", b"hidden_bytes_per_value", "hidden_size", b"hidden_size", "key_value_head_count", b"key_value_head_count", "layer_bytes", b"layer_bytes", "layer_count", b"layer_count", "license", b"license", "model_id", b"model_id", "model_type", b"model_type", "quantization", b"quantization", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_head_count", b"attention_head_count", "commit", b"commit", "context_token_count", b"context_token_count", "embedding_bytes", b"embedding_bytes", "engine_supported", b"engine_supported", "files", b"files", "gated", b"gated", "has_chat_template", b"has_chat_template", "head_bytes", b"head_bytes", "hidden_bytes_per_value", b"hidden_bytes_per_value", "hidden_size", b"hidden_size", "key_value_bytes_per_token", b"key_value_bytes_per_token", "key_value_head_count", b"key_value_head_count", "layer_bytes", b"layer_bytes", "layer_count", b"layer_count", "license", b"license", "model_id", b"model_id", "model_type", b"model_type", "quantization", b"quantization", "tensor_supported", b"tensor_supported", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,12 +31,15 @@ class StartDownloadRequest(_message.Message):
     MODEL_ID_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node to fetch to."""
     model_id: _builtins.str
     """The hub's name of the model."""
     revision: _builtins.str
     """Branch, tag or commit. Empty: "main"."""
+    instance_id: _builtins.str
+    """The instance that needs it. Empty: whoever asks wants it for itself."""
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
         """Only the files these layers need. Absent: the whole model."""
@@ -48,10 +51,11 @@ class StartDownloadRequest(_message.Message):
         model_id: _builtins.str = ...,
         revision: _builtins.str = ...,
         layers: _common_pb2.LayerRange | None = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "model_id", b"model_id", "node_id", b"node_id", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "layers", b"layers", "model_id", b"model_id", "node_id", b"node_id", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -306,16 +310,20 @@ class CancelDownloadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DOWNLOAD_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     download_id: _builtins.str
     """Which one."""
+    instance_id: _builtins.str
+    """The instance that needs it no longer. Empty: stop it, whoever wants it."""
     def __init__(
         self,
         *,
         download_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_id", b"download_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_id", b"download_id", "instance_id", b"instance_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,6 +400,234 @@ class DeleteModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteModelResponse: _TypeAlias = DeleteModelResponse  # noqa: Y015
+
+@_typing.final
+class VerifyModelRequest(_message.Message):
+    """Request of VerifyModel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node whose disk is read."""
+    model_id: _builtins.str
+    """The model to verify, all revisions of it."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        model_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_id", b"model_id", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyModelRequest: _TypeAlias = VerifyModelRequest  # noqa: Y015
+
+@_typing.final
+class VerifyModelResponse(_message.Message):
+    """One message of the VerifyModel stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERIFICATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verification(self) -> Global___Verification:
+        """How far it is, and what was found so far."""
+
+    def __init__(
+        self,
+        *,
+        verification: Global___Verification | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verification", b"verification"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verification", b"verification"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyModelResponse: _TypeAlias = VerifyModelResponse  # noqa: Y015
+
+@_typing.final
+class Verification(_message.Message):
+    """How far the verification of a model is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERIFIED_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    CORRUPT_FILES_FIELD_NUMBER: _builtins.int
+    UNVERIFIABLE_FILES_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    verified_bytes: _builtins.int
+    """Bytes read."""
+    total_bytes: _builtins.int
+    """Bytes to read in all."""
+    done: _builtins.bool
+    """True in the last message."""
+    @_builtins.property
+    def corrupt_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Files that were not what the hub's hash says, and are removed. Ordered by name."""
+
+    @_builtins.property
+    def unverifiable_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Files whose hash is not known, because another tool fetched them and the hub was not asked."""
+
+    def __init__(
+        self,
+        *,
+        verified_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        corrupt_files: _abc.Iterable[_builtins.str] | None = ...,
+        unverifiable_files: _abc.Iterable[_builtins.str] | None = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrupt_files", b"corrupt_files", "done", b"done", "total_bytes", b"total_bytes", "unverifiable_files", b"unverifiable_files", "verified_bytes", b"verified_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verification: _TypeAlias = Verification  # noqa: Y015
+
+@_typing.final
+class AssignSourcesRequest(_message.Message):
+    """Request of AssignSources."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    FILE_NAMES_FIELD_NUMBER: _builtins.int
+    MAX_COUNT_FIELD_NUMBER: _builtins.int
+    EXCLUDED_NODE_IDS_FIELD_NUMBER: _builtins.int
+    RELEASED_FILE_NAMES_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node whose worker asks."""
+    model_id: _builtins.str
+    """The hub's name of the model."""
+    commit: _builtins.str
+    """The commit."""
+    max_count: _builtins.int
+    """How many it would begin now, at most."""
+    @_builtins.property
+    def file_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Files it still needs and is not fetching, the ones to begin with first."""
+
+    @_builtins.property
+    def excluded_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes that it cannot or will not fetch from: without a verified link, or found faulty."""
+
+    @_builtins.property
+    def released_file_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Files that it was to fetch from the hub and gives up."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        model_id: _builtins.str = ...,
+        commit: _builtins.str = ...,
+        file_names: _abc.Iterable[_builtins.str] | None = ...,
+        max_count: _builtins.int = ...,
+        excluded_node_ids: _abc.Iterable[_builtins.str] | None = ...,
+        released_file_names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "excluded_node_ids", b"excluded_node_ids", "file_names", b"file_names", "max_count", b"max_count", "model_id", b"model_id", "node_id", b"node_id", "released_file_names", b"released_file_names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignSourcesRequest: _TypeAlias = AssignSourcesRequest  # noqa: Y015
+
+@_typing.final
+class AssignSourcesResponse(_message.Message):
+    """Response of AssignSources."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCES_FIELD_NUMBER: _builtins.int
+    RETRY_DELAY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileSource]:
+        """Where to take files from, `max_count` at most."""
+
+    @_builtins.property
+    def retry_delay(self) -> _duration_pb2.Duration:
+        """When to ask again for the files that were not assigned. Absent: all were, or as many as asked."""
+
+    def __init__(
+        self,
+        *,
+        sources: _abc.Iterable[Global___FileSource] | None = ...,
+        retry_delay: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry_delay", b"retry_delay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retry_delay", b"retry_delay", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignSourcesResponse: _TypeAlias = AssignSourcesResponse  # noqa: Y015
+
+@_typing.final
+class FileSource(_message.Message):
+    """Where to take one file from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_NAME_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    file_name: _builtins.str
+    """Path inside the repository."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeHub]:
+        """Nodes that have it whole. Empty: the hub; this node alone is told so until it has the file."""
+
+    def __init__(
+        self,
+        *,
+        file_name: _builtins.str = ...,
+        nodes: _abc.Iterable[Global___NodeHub] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_name", b"file_name", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileSource: _TypeAlias = FileSource  # noqa: Y015
+
+@_typing.final
+class NodeHub(_message.Message):
+    """A node that serves its cache folder in the hub's own protocol, read-only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    port: _builtins.int
+    """The port, on each address of the node."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeHub: _TypeAlias = NodeHub  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
@@ -511,25 +747,57 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DISKS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """For the next page; empty on the last."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelOnNodes]:
         """Ordered by model id."""
 
+    @_builtins.property
+    def disks(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeDisk]:
+        """Every attached node's disk, in node id order."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___ModelOnNodes] | None = ...,
         next_page_token: _builtins.str = ...,
+        disks: _abc.Iterable[Global___NodeDisk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disks", b"disks", "models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class NodeDisk(_message.Message):
+    """Room on the file system of a node's cache folder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    available_bytes: _builtins.int
+    """Bytes that are free."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        available_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeDisk: _TypeAlias = NodeDisk  # noqa: Y015
 
 @_typing.final
 class AttachWorkerRequest(_message.Message):
@@ -541,6 +809,8 @@ class AttachWorkerRequest(_message.Message):
     CACHED_MODEL_FIELD_NUMBER: _builtins.int
     DOWNLOAD_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    VERIFY_PROGRESS_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """First message: who it is and what its disk holds."""
@@ -557,6 +827,14 @@ class AttachWorkerRequest(_message.Message):
     def result(self) -> Global___CommandResult:
         """The answer to one command."""
 
+    @_builtins.property
+    def verify_progress(self) -> Global___VerifyProgress:
+        """How far a VerifyModelCommand is; its result follows at the end."""
+
+    @_builtins.property
+    def disk(self) -> Global___WorkerDisk:
+        """The room on its disk, when that changed."""
+
     def __init__(
         self,
         *,
@@ -564,12 +842,14 @@ class AttachWorkerRequest(_message.Message):
         cached_model: Global___CachedModel | None = ...,
         download: _downloads_pb2.Download | None = ...,
         result: Global___CommandResult | None = ...,
+        verify_progress: Global___VerifyProgress | None = ...,
+        disk: Global___WorkerDisk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cached_model", b"cached_model", "download", b"download", "hello", b"hello", "report", b"report", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached_model", b"cached_model", "disk", b"disk", "download", b"download", "hello", b"hello", "report", b"report", "result", b"result", "verify_progress", b"verify_progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_model", b"cached_model", "download", b"download", "hello", b"hello", "report", b"report", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_model", b"cached_model", "disk", b"disk", "download", b"download", "hello", b"hello", "report", b"report", "result", b"result", "verify_progress", b"verify_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "cached_model", "download", "result"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["hello", "cached_model", "download", "result", "verify_progress", "disk"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -585,10 +865,13 @@ class WorkerHello(_message.Message):
     CACHED_MODELS_FIELD_NUMBER: _builtins.int
     DOWNLOADS_FIELD_NUMBER: _builtins.int
     DISK_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    HUB_PORT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The worker's node."""
     disk_available_bytes: _builtins.int
     """Room on the file system of its cache folder."""
+    hub_port: _builtins.int
+    """Port where the node serves its cache folder, read-only and in the hub's protocol. 0: nowhere."""
     @_builtins.property
     def cached_models(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedModel]:
         """Everything in its cache folder."""
@@ -604,14 +887,65 @@ class WorkerHello(_message.Message):
         cached_models: _abc.Iterable[Global___CachedModel] | None = ...,
         downloads: _abc.Iterable[_downloads_pb2.Download] | None = ...,
         disk_available_bytes: _builtins.int = ...,
+        hub_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_models", b"cached_models", "disk_available_bytes", b"disk_available_bytes", "downloads", b"downloads", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_models", b"cached_models", "disk_available_bytes", b"disk_available_bytes", "downloads", b"downloads", "hub_port", b"hub_port", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
+
+@_typing.final
+class WorkerDisk(_message.Message):
+    """Room on the file system of a worker's cache folder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    available_bytes: _builtins.int
+    """Bytes that are free."""
+    def __init__(
+        self,
+        *,
+        available_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerDisk: _TypeAlias = WorkerDisk  # noqa: Y015
+
+@_typing.final
+class VerifyProgress(_message.Message):
+    """How far the verification of a model is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
+    command_id: _builtins.str
+    """The command."""
+    @_builtins.property
+    def verification(self) -> Global___Verification:
+        """How far it is."""
+
+    def __init__(
+        self,
+        *,
+        command_id: _builtins.str = ...,
+        verification: Global___Verification | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verification", b"verification"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "verification", b"verification"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyProgress: _TypeAlias = VerifyProgress  # noqa: Y015
 
 @_typing.final
 class CachedModel(_message.Message):
@@ -626,6 +960,7 @@ class CachedModel(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
+    WHOLE_FILES_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name of the model."""
     commit: _builtins.str
@@ -646,6 +981,12 @@ class CachedModel(_message.Message):
         this stream: facts of a commit never change.
         """
 
+    @_builtins.property
+    def whole_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Needed files that are whole on disk, ordered by name. Empty also when all are, as
+        `downloaded_bytes` then says.
+        """
+
     def __init__(
         self,
         *,
@@ -656,10 +997,11 @@ class CachedModel(_message.Message):
         total_bytes: _builtins.int = ...,
         model: _downloads_pb2.Model | None = ...,
         removed: _builtins.bool = ...,
+        whole_files: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "downloaded_bytes", b"downloaded_bytes", "model", b"model", "model_id", b"model_id", "removed", b"removed", "revisions", b"revisions", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "downloaded_bytes", b"downloaded_bytes", "model", b"model", "model_id", b"model_id", "removed", b"removed", "revisions", b"revisions", "total_bytes", b"total_bytes", "whole_files", b"whole_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -677,6 +1019,7 @@ class AttachWorkerResponse(_message.Message):
     DELETE_MODEL_FIELD_NUMBER: _builtins.int
     READ_MODEL_FIELD_NUMBER: _builtins.int
     WELCOME_FIELD_NUMBER: _builtins.int
+    VERIFY_MODEL_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Names the command."""
     @_builtins.property
@@ -697,7 +1040,11 @@ class AttachWorkerResponse(_message.Message):
 
     @_builtins.property
     def welcome(self) -> Global___WorkerWelcome:
-        """Sent first, no answer: how often to report at most."""
+        """Sent first, and again when it changes; no answer: how often to report at most."""
+
+    @_builtins.property
+    def verify_model(self) -> Global___VerifyModelCommand:
+        """Compare a model's files with their hashes."""
 
     def __init__(
         self,
@@ -708,12 +1055,13 @@ class AttachWorkerResponse(_message.Message):
         delete_model: Global___DeleteModelCommand | None = ...,
         read_model: Global___ReadModelCommand | None = ...,
         welcome: Global___WorkerWelcome | None = ...,
+        verify_model: Global___VerifyModelCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "verify_model", b"verify_model", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "command_id", b"command_id", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "command_id", b"command_id", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "verify_model", b"verify_model", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start_download", "cancel_download", "delete_model", "read_model", "welcome"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start_download", "cancel_download", "delete_model", "read_model", "welcome", "verify_model"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -753,12 +1101,15 @@ class StartDownloadCommand(_message.Message):
     MODEL_ID_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     download_id: _builtins.str
     """The id the service gives it."""
     model_id: _builtins.str
     """The hub's name of the model."""
     revision: _builtins.str
     """Branch, tag or commit."""
+    instance_id: _builtins.str
+    """The instance that needs it. Empty: whoever asked wants it for itself."""
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
         """Only the files these layers need. Absent: the whole model."""
@@ -770,10 +1121,11 @@ class StartDownloadCommand(_message.Message):
         model_id: _builtins.str = ...,
         revision: _builtins.str = ...,
         layers: _common_pb2.LayerRange | None = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_id", b"download_id", "layers", b"layers", "model_id", b"model_id", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_id", b"download_id", "instance_id", b"instance_id", "layers", b"layers", "model_id", b"model_id", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -786,16 +1138,20 @@ class CancelDownloadCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DOWNLOAD_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     download_id: _builtins.str
     """Which one."""
+    instance_id: _builtins.str
+    """The instance that needs it no longer. Empty: stop it, whoever wants it."""
     def __init__(
         self,
         *,
         download_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_id", b"download_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_id", b"download_id", "instance_id", b"instance_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -822,6 +1178,28 @@ class DeleteModelCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteModelCommand: _TypeAlias = DeleteModelCommand  # noqa: Y015
+
+@_typing.final
+class VerifyModelCommand(_message.Message):
+    """Compare a model's files with their hashes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    """Which one, all revisions."""
+    def __init__(
+        self,
+        *,
+        model_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_id", b"model_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyModelCommand: _TypeAlias = VerifyModelCommand  # noqa: Y015
 
 @_typing.final
 class ReadModelCommand(_message.Message):
@@ -860,6 +1238,7 @@ class CommandResult(_message.Message):
     DOWNLOAD_FIELD_NUMBER: _builtins.int
     FREED_BYTES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """The command answered."""
     freed_bytes: _builtins.int
@@ -876,6 +1255,10 @@ class CommandResult(_message.Message):
     def model(self) -> _downloads_pb2.Model:
         """Of ReadModelCommand."""
 
+    @_builtins.property
+    def verification(self) -> Global___Verification:
+        """Of VerifyModelCommand."""
+
     def __init__(
         self,
         *,
@@ -884,12 +1267,13 @@ class CommandResult(_message.Message):
         download: _downloads_pb2.Download | None = ...,
         freed_bytes: _builtins.int = ...,
         model: _downloads_pb2.Model | None = ...,
+        verification: Global___Verification | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["download", b"download", "error", b"error", "freed_bytes", b"freed_bytes", "model", b"model", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["download", b"download", "error", b"error", "freed_bytes", b"freed_bytes", "model", b"model", "result", b"result", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "download", b"download", "error", b"error", "freed_bytes", b"freed_bytes", "model", b"model", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "download", b"download", "error", b"error", "freed_bytes", b"freed_bytes", "model", b"model", "result", b"result", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["download", "freed_bytes", "model"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["download", "freed_bytes", "model", "verification"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

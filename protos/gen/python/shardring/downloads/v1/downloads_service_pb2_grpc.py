@@ -76,6 +76,11 @@ class DownloadsServiceStub:
                 request_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.DeleteModelRequest.SerializeToString,
                 response_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.DeleteModelResponse.FromString,
                 _registered_method=True)
+        self.VerifyModel = channel.unary_stream(
+                '/shardring.downloads.v1.DownloadsService/VerifyModel',
+                request_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.VerifyModelRequest.SerializeToString,
+                response_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.VerifyModelResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/shardring.downloads.v1.DownloadsService/GetModel',
                 request_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.GetModelRequest.SerializeToString,
@@ -85,6 +90,11 @@ class DownloadsServiceStub:
                 '/shardring.downloads.v1.DownloadsService/ListModels',
                 request_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.AssignSources = channel.unary_unary(
+                '/shardring.downloads.v1.DownloadsService/AssignSources',
+                request_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.AssignSourcesRequest.SerializeToString,
+                response_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.AssignSourcesResponse.FromString,
                 _registered_method=True)
         self.AttachWorker = channel.stream_stream(
                 '/shardring.downloads.v1.DownloadsService/AttachWorker',
@@ -145,7 +155,8 @@ class DownloadsServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelDownload(self, request, context):
-        """Stops a download and keeps what it fetched. Quiet when it already ended.
+        """Stops a download and keeps what it fetched. Quiet when it already ended. With `instance_id`
+        only that instance's wish is withdrawn: the download goes on while anybody else wants it.
         Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -155,7 +166,18 @@ class DownloadsServiceServicer:
     def DeleteModel(self, request, context):
         """Removes a model from a node's disk.
         Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
-        it is being downloaded.
+        it is being downloaded, or an instance on the node runs it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyModel(self, request, context):
+        """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
+        that differs is removed, so that the next download fetches it. Sends progress a few times a
+        second at most, and ends with what was found.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
+        downloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,6 +195,16 @@ class DownloadsServiceServicer:
     def ListModels(self, request, context):
         """Lists the models that are, in whole or in part, on any attached node's disk.
         Errors: INVALID_FIELD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AssignSources(self, request, context):
+        """Tells a node's worker where to take files from: from nodes that have them whole, else from the
+        hub, where each file is left to one node at a time. What another node is fetching from the hub
+        is not assigned: the worker asks again. For workers.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -225,6 +257,11 @@ def add_DownloadsServiceServicer_to_server(servicer, server):
                     request_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.DeleteModelRequest.FromString,
                     response_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.DeleteModelResponse.SerializeToString,
             ),
+            'VerifyModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyModel,
+                    request_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.VerifyModelRequest.FromString,
+                    response_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.VerifyModelResponse.SerializeToString,
+            ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.GetModelRequest.FromString,
@@ -234,6 +271,11 @@ def add_DownloadsServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.ListModelsRequest.FromString,
                     response_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'AssignSources': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssignSources,
+                    request_deserializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.AssignSourcesRequest.FromString,
+                    response_serializer=shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.AssignSourcesResponse.SerializeToString,
             ),
             'AttachWorker': grpc.stream_stream_rpc_method_handler(
                     servicer.AttachWorker,
@@ -448,6 +490,33 @@ class DownloadsService:
             _registered_method=True)
 
     @staticmethod
+    def VerifyModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shardring.downloads.v1.DownloadsService/VerifyModel',
+            shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.VerifyModelRequest.SerializeToString,
+            shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.VerifyModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetModel(request,
             target,
             options=(),
@@ -491,6 +560,33 @@ class DownloadsService:
             '/shardring.downloads.v1.DownloadsService/ListModels',
             shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.ListModelsRequest.SerializeToString,
             shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AssignSources(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardring.downloads.v1.DownloadsService/AssignSources',
+            shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.AssignSourcesRequest.SerializeToString,
+            shardring_dot_downloads_dot_v1_dot_downloads__service__pb2.AssignSourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,13 +59,21 @@ class DownloadsServiceStub:
     most; the last message about a download is always exact.
     """
     CancelDownload: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.CancelDownloadRequest, _downloads_service_pb2.CancelDownloadResponse]
-    """Stops a download and keeps what it fetched. Quiet when it already ended.
+    """Stops a download and keeps what it fetched. Quiet when it already ended. With `instance_id`
+    only that instance's wish is withdrawn: the download goes on while anybody else wants it.
     Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
     """
     DeleteModel: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.DeleteModelRequest, _downloads_service_pb2.DeleteModelResponse]
     """Removes a model from a node's disk.
     Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
-    it is being downloaded.
+    it is being downloaded, or an instance on the node runs it.
+    """
+    VerifyModel: _grpc.UnaryStreamMultiCallable[_downloads_service_pb2.VerifyModelRequest, _downloads_service_pb2.VerifyModelResponse]
+    """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
+    that differs is removed, so that the next download fetches it. Sends progress a few times a
+    second at most, and ends with what was found.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
+    downloaded.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.GetModelRequest, _downloads_service_pb2.GetModelResponse]
     """Says what a model's own files say, read by a node from its disk or from the hub.
@@ -75,6 +83,12 @@ class DownloadsServiceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.ListModelsRequest, _downloads_service_pb2.ListModelsResponse]
     """Lists the models that are, in whole or in part, on any attached node's disk.
     Errors: INVALID_FIELD.
+    """
+    AssignSources: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.AssignSourcesRequest, _downloads_service_pb2.AssignSourcesResponse]
+    """Tells a node's worker where to take files from: from nodes that have them whole, else from the
+    hub, where each file is left to one node at a time. What another node is fetching from the hub
+    is not assigned: the worker asks again. For workers.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED.
     """
     AttachWorker: _grpc.StreamStreamMultiCallable[_downloads_service_pb2.AttachWorkerRequest, _downloads_service_pb2.AttachWorkerResponse]
     """A node's worker reports up and is commanded down, for as long as the node lives. A worker that
@@ -113,13 +127,21 @@ class DownloadsServiceAsyncStub(DownloadsServiceStub):
     most; the last message about a download is always exact.
     """
     CancelDownload: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.CancelDownloadRequest, _downloads_service_pb2.CancelDownloadResponse]  # type: ignore[assignment]
-    """Stops a download and keeps what it fetched. Quiet when it already ended.
+    """Stops a download and keeps what it fetched. Quiet when it already ended. With `instance_id`
+    only that instance's wish is withdrawn: the download goes on while anybody else wants it.
     Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
     """
     DeleteModel: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.DeleteModelRequest, _downloads_service_pb2.DeleteModelResponse]  # type: ignore[assignment]
     """Removes a model from a node's disk.
     Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
-    it is being downloaded.
+    it is being downloaded, or an instance on the node runs it.
+    """
+    VerifyModel: _aio.UnaryStreamMultiCallable[_downloads_service_pb2.VerifyModelRequest, _downloads_service_pb2.VerifyModelResponse]  # type: ignore[assignment]
+    """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
+    that differs is removed, so that the next download fetches it. Sends progress a few times a
+    second at most, and ends with what was found.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
+    downloaded.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.GetModelRequest, _downloads_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Says what a model's own files say, read by a node from its disk or from the hub.
@@ -129,6 +151,12 @@ class DownloadsServiceAsyncStub(DownloadsServiceStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.ListModelsRequest, _downloads_service_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that are, in whole or in part, on any attached node's disk.
     Errors: INVALID_FIELD.
+    """
+    AssignSources: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.AssignSourcesRequest, _downloads_service_pb2.AssignSourcesResponse]  # type: ignore[assignment]
+    """Tells a node's worker where to take files from: from nodes that have them whole, else from the
+    hub, where each file is left to one node at a time. What another node is fetching from the hub
+    is not assigned: the worker asks again. For workers.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED.
     """
     AttachWorker: _aio.StreamStreamMultiCallable[_downloads_service_pb2.AttachWorkerRequest, _downloads_service_pb2.AttachWorkerResponse]  # type: ignore[assignment]
     """A node's worker reports up and is commanded down, for as long as the node lives. A worker that
@@ -200,7 +228,8 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _downloads_service_pb2.CancelDownloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_downloads_service_pb2.CancelDownloadResponse, _abc.Awaitable[_downloads_service_pb2.CancelDownloadResponse]]:
-        """Stops a download and keeps what it fetched. Quiet when it already ended.
+        """Stops a download and keeps what it fetched. Quiet when it already ended. With `instance_id`
+        only that instance's wish is withdrawn: the download goes on while anybody else wants it.
         Errors: DOWNLOAD_NOT_FOUND, WORKER_NOT_ATTACHED while its node is away, SERVICE_TIMEOUT.
         """
 
@@ -212,7 +241,20 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_downloads_service_pb2.DeleteModelResponse, _abc.Awaitable[_downloads_service_pb2.DeleteModelResponse]]:
         """Removes a model from a node's disk.
         Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE while
-        it is being downloaded.
+        it is being downloaded, or an instance on the node runs it.
+        """
+
+    @_abc_1.abstractmethod
+    def VerifyModel(
+        self,
+        request: _downloads_service_pb2.VerifyModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_downloads_service_pb2.VerifyModelResponse], _abc.AsyncIterator[_downloads_service_pb2.VerifyModelResponse]]:
+        """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
+        that differs is removed, so that the next download fetches it. Sends progress a few times a
+        second at most, and ends with what was found.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
+        downloaded.
         """
 
     @_abc_1.abstractmethod
@@ -234,6 +276,18 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_downloads_service_pb2.ListModelsResponse, _abc.Awaitable[_downloads_service_pb2.ListModelsResponse]]:
         """Lists the models that are, in whole or in part, on any attached node's disk.
         Errors: INVALID_FIELD.
+        """
+
+    @_abc_1.abstractmethod
+    def AssignSources(
+        self,
+        request: _downloads_service_pb2.AssignSourcesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_downloads_service_pb2.AssignSourcesResponse, _abc.Awaitable[_downloads_service_pb2.AssignSourcesResponse]]:
+        """Tells a node's worker where to take files from: from nodes that have them whole, else from the
+        hub, where each file is left to one node at a time. What another node is fetching from the hub
+        is not assigned: the worker asks again. For workers.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED.
         """
 
     @_abc_1.abstractmethod
