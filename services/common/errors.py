@@ -51,6 +51,7 @@ class Reason(StrEnum):
     TOPOLOGY_GATHERING = auto()
     BACKEND_UNSUPPORTED = auto()
     TOO_FEW_LAYERS = auto()
+    SHARDING_UNSUPPORTED = auto()
 
     INSTANCE_NOT_FOUND = auto()
     INSTANCE_EXISTS = auto()

@@ -54,6 +54,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.TOPOLOGY_GATHERING: grpc.StatusCode.UNAVAILABLE,
     Reason.BACKEND_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TOO_FEW_LAYERS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SHARDING_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.INSTANCE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.INSTANCE_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Reason.INSTANCE_NOT_READY: grpc.StatusCode.FAILED_PRECONDITION,

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from opentelemetry import trace
@@ -12,9 +12,9 @@ from services.common import deadline
 from services.common.errors import Reason, ShardringError
 from services.placement.domain.budget import Stopped
 from services.placement.domain.candidates import Download
-from services.placement.domain.cluster import Cluster
-from services.placement.domain.decide import place, preview
-from services.placement.domain.model import Model
+from services.placement.domain.cluster import Cluster, RingBackend
+from services.placement.domain.decide import Preview, place, preview
+from services.placement.domain.model import Model, Sharding
 from services.placement.domain.placement import Placement
 from services.placement.domain.refusals import check_cluster, while_gathering
 from services.placement.domain.request import PlacementRequest
@@ -58,10 +58,20 @@ class PlacementApp:
         return await self._decide(place, request)
 
     async def preview(
-        self, request: PlacementRequest
-    ) -> list[tuple[int, Placement | ShardringError]]:
-        """Return for each ring size, ascending, what `place` would give or raise."""
-        return await self._decide(preview, request)
+        self, request: PlacementRequest, ways: Sequence[tuple[Sharding, RingBackend]]
+    ) -> list[Preview]:
+        """Return for each way, and each ring size, what `place` would give or raise."""
+
+        def previews(
+            cluster: Cluster,
+            model: Model,
+            downloads: Mapping[str, Download],
+            request: PlacementRequest,
+            stopped: Callable[[], bool],
+        ) -> list[Preview]:
+            return preview(cluster, model, downloads, request, ways, stopped)
+
+        return await self._decide(previews, request)
 
     async def _decide(self, decision: "_Decision[Answer]", request: PlacementRequest) -> Answer:
         cluster, model, downloads = await self._read(request)

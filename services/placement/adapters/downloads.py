@@ -66,6 +66,11 @@ def model_from_proto(model: downloads_pb2.Model) -> Model:
         embedding_bytes=model.embedding_bytes,
         head_bytes=model.head_bytes,
         weight_bytes=model.weight_bytes,
+        hidden_size=max(0, model.hidden_size),
+        hidden_bytes_per_value=max(0, model.hidden_bytes_per_value),
+        key_value_head_count=max(0, model.key_value_head_count),
+        key_value_bytes_per_token=max(0, model.key_value_bytes_per_token),
+        tensor_supported=model.tensor_supported,
     )
 
 

@@ -86,4 +86,5 @@ def link_from_proto(link: topology_pb2.Link, sink_interface: str = "") -> Link:
         throughput_bytes_per_second=bytes_per_second if bytes_per_second > 0 else None,
         source_interface=link.source_interface,
         sink_interface=sink_interface,
+        rdma_device=link.rdma_device,
     )

@@ -10,7 +10,7 @@ from services.common.addresses import HostPort
 
 # A link that nobody measured counts as this slow, so that any measured link goes before it.
 UNMEASURED_NANOSECONDS = 10**9
-# A token's hidden state of a large model: 8192 numbers of two bytes.
+# A token's hidden state where the model does not say: 8192 numbers of two bytes.
 MESSAGE_BYTES = 16_384
 # Measured links this close to the fastest count as equally fast; then their kind decides.
 EQUAL_PERCENT = 20
@@ -38,6 +38,13 @@ class Backend(StrEnum):
     CUDA = "CUDA"
 
 
+class RingBackend(StrEnum):
+    """What carries messages between ranks: MLX's ring over TCP, or JACCL over RDMA."""
+
+    MLX_RING = "MLX_RING"
+    JACCL = "JACCL"
+
+
 @dataclass(frozen=True)
 class Node:
     """One live node."""
@@ -50,6 +57,12 @@ class Node:
     backends: tuple[Backend, ...]
     # Where its runner listens, as the node advertises it, best guess first.
     endpoints: tuple[HostPort, ...] = ()
+
+    def backends_for(self, ring_backend: RingBackend) -> tuple[Backend, ...]:
+        """Return those on which a rank of such a ring can compute, best first."""
+        if ring_backend is RingBackend.JACCL:
+            return tuple(backend for backend in self.backends if backend is Backend.METAL)
+        return self.backends
 
 
 @dataclass(frozen=True)
@@ -67,26 +80,26 @@ class Link:
     # The interfaces at its two ends; "" where not known.
     source_interface: str = ""
     sink_interface: str = ""
+    # The RDMA device of the source at this link; "" where RDMA is off at either end.
+    rdma_device: str = ""
 
     @property
     def is_measured(self) -> bool:
         """True when it is known how long a message takes."""
         return None not in (self.round_trip_nanoseconds, self.throughput_bytes_per_second)
 
-    @property
-    def hop_nanoseconds(self) -> int:
+    def hop_nanoseconds(self, message_bytes: int) -> int:
         """How slow a hop over this link counts: one message there and one back."""
         if self.round_trip_nanoseconds is None:
             return UNMEASURED_NANOSECONDS
         if self.throughput_bytes_per_second is None:
             return self.round_trip_nanoseconds
-        transfer = 2 * MESSAGE_BYTES * 10**9 // self.throughput_bytes_per_second
+        transfer = 2 * message_bytes * 10**9 // self.throughput_bytes_per_second
         return self.round_trip_nanoseconds + transfer
 
-    @property
-    def preference(self) -> tuple[int, int, str]:
+    def preference(self, message_bytes: int) -> tuple[int, int, str]:
         """Orders the links from one node to another, best first: kind, hop, address."""
-        return (self.kind, self.hop_nanoseconds, self.address)
+        return (self.kind, self.hop_nanoseconds(message_bytes), self.address)
 
     def is_way_back_of(self, other: "Link") -> bool:
         """Say whether this is `other`'s physical link in the other direction."""
@@ -104,6 +117,21 @@ class Cluster:
     links: tuple[Link, ...]
     # True while the topology service waits for nodes to report after a restart.
     gathering: bool = False
+    # What hops are judged by: a message of this size.
+    message_bytes: int = MESSAGE_BYTES
+
+    def hop_nanoseconds(self, link: Link) -> int:
+        """How slow a hop over a link counts."""
+        return link.hop_nanoseconds(self.message_bytes)
+
+    @cached_property
+    def rdma_links(self) -> Mapping[tuple[str, str], Link]:
+        """For each ordered pair (source, sink) that RDMA joins, the link to use."""
+        between: dict[tuple[str, str], list[Link]] = {}
+        for link in self.links:
+            if link.rdma_device:
+                between.setdefault((link.source, link.sink), []).append(link)
+        return {pair: best_link(links, self.message_bytes) for pair, links in between.items()}
 
     @cached_property
     def best_links(self) -> Mapping[tuple[str, str], Link]:
@@ -115,7 +143,7 @@ class Cluster:
         for pair, links in between.items():
             back = between.get((pair[1], pair[0]), [])
             if pair not in best:
-                best[pair], chosen_back = best_pair(links, back)
+                best[pair], chosen_back = best_pair(links, back, self.message_bytes)
                 if chosen_back is not None:
                     best[pair[1], pair[0]] = chosen_back
         return best
@@ -148,7 +176,9 @@ def cluster_of(nodes: Iterable[Node], links: Iterable[Link], *, gathering: bool 
     return Cluster(by_id, kept, gathering)
 
 
-def best_pair(links: Sequence[Link], back: Sequence[Link]) -> tuple[Link, Link | None]:
+def best_pair(
+    links: Sequence[Link], back: Sequence[Link], message_bytes: int = MESSAGE_BYTES
+) -> tuple[Link, Link | None]:
     """Return which of the links from one node to another to use, and which of those back.
 
     One physical link for both directions where there is one that carries both; else the best of
@@ -156,23 +186,34 @@ def best_pair(links: Sequence[Link], back: Sequence[Link]) -> tuple[Link, Link |
     """
     both = [(link, way) for link in links for way in back if way.is_way_back_of(link)]
     if not both:
-        return best_link(links), best_link(back) if back else None
-    slower = {pair: max(pair, key=lambda link: link.hop_nanoseconds) for pair in both}
+        there = best_link(links, message_bytes)
+        return there, best_link(back, message_bytes) if back else None
+
+    def hop(link: Link) -> int:
+        return link.hop_nanoseconds(message_bytes)
+
+    slower = {pair: max(pair, key=hop) for pair in both}
     measured = [pair for pair in both if all(link.is_measured for link in pair)]
-    equal = _nearly_fastest([(slower[pair].hop_nanoseconds, pair) for pair in measured])
+    equal = _nearly_fastest([(hop(slower[pair]), pair) for pair in measured])
     rest = [pair for pair in both if pair not in measured]
-    return min(equal + rest, key=lambda pair: (slower[pair].preference, pair[0].preference))
+    return min(
+        equal + rest,
+        key=lambda pair: (
+            slower[pair].preference(message_bytes),
+            pair[0].preference(message_bytes),
+        ),
+    )
 
 
-def best_link(links: Sequence[Link]) -> Link:
+def best_link(links: Sequence[Link], message_bytes: int = MESSAGE_BYTES) -> Link:
     """Return the best of the links from one node to another.
 
     Of the measured ones, those about as fast as the fastest; of these and the ones that were not
     measured, the best by kind, then by time, then by address.
     """
-    equal = _nearly_fastest([(link.hop_nanoseconds, link) for link in links if link.is_measured])
+    timed = [(link.hop_nanoseconds(message_bytes), link) for link in links if link.is_measured]
     rest = [link for link in links if not link.is_measured]
-    return min(equal + rest, key=lambda link: link.preference)
+    return min(_nearly_fastest(timed) + rest, key=lambda link: link.preference(message_bytes))
 
 
 def _nearly_fastest(timed: Sequence[tuple[int, Choice]]) -> list[Choice]:

@@ -1,22 +1,26 @@
 """From what is known and asked to a placement, or for every ring size one or its refusal."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from services.common.errors import ShardringError
 from services.placement.domain.budget import Budget
 from services.placement.domain.candidates import Download, candidates_of
-from services.placement.domain.cluster import Cluster
-from services.placement.domain.model import Model, check_model
+from services.placement.domain.cluster import Cluster, RingBackend
+from services.placement.domain.model import Model, Sharding, check_model
 from services.placement.domain.placement import Placement, placement_of
 from services.placement.domain.refusals import (
     Asked,
     below_minimum,
     check_cluster,
+    check_layer_counts,
     count_refusal,
     ring_refusal,
+    size_refusal,
     while_gathering,
 )
 from services.placement.domain.request import PlacementRequest
+from services.placement.domain.runner_up import runner_up
 from services.placement.domain.search import (
     TOTAL_STEPS,
     ring_of_size,
@@ -44,13 +48,24 @@ def place(
         refusal = count_refusal(asked, least)
         if refusal:
             raise refusal
-        found = smallest_ring(asked.candidates, model, least, budget)
+        found = smallest_ring(asked.candidates, asked.model, least, budget)
         if found.ring:
-            return placement_of(asked.candidates, model, found.ring, found, request.request_id)
-        sizes = sizes_to_try(asked.candidates, model, least)
+            other = runner_up(asked.candidates, asked.model, found.ring, budget)
+            return placement_of(asked.candidates, asked.model, found, other, request.request_id)
+        sizes = sizes_to_try(asked.candidates, asked.model, least)
         raise ring_refusal(asked, sizes, found.proven, budget.part(TOTAL_STEPS))
     except ShardringError as error:
         raise while_gathering(cluster, error) from None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What `place` would give or raise for one way to cut the model, backend and ring size."""
+
+    sharding: Sharding
+    ring_backend: RingBackend
+    node_count: int
+    outcome: Placement | ShardringError
 
 
 def preview(
@@ -58,35 +73,43 @@ def preview(
     model: Model,
     downloads: Mapping[str, Download],
     request: PlacementRequest,
+    ways: Sequence[tuple[Sharding, RingBackend]],
     stopped: Callable[[], bool] = lambda: False,
-) -> list[tuple[int, Placement | ShardringError]]:
-    """Return for each ring size from 1 to the number of nodes what `place` would give or raise.
+) -> list[Preview]:
+    """Return for each of some ways, and each ring size from 1 to the number of nodes, what `place`
+    would give or raise; what comes to the same placement once.
 
-    Raises what concerns no size in particular.
+    Raises what concerns no way and size in particular.
     """
-    try:
-        asked = _asked(cluster, model, downloads, request)
-    except ShardringError as error:
-        raise while_gathering(cluster, error) from None
+    previews: list[Preview] = []
     budget = Budget(TOTAL_STEPS, stopped)
-    previews: list[tuple[int, Placement | ShardringError]] = []
-    for size in range(1, len(cluster.nodes) + 1):
-        outcome = _preview(asked, size, budget)
-        if isinstance(outcome, ShardringError):
-            outcome = while_gathering(cluster, outcome)
-        previews.append((size, outcome))
+    for sharding, ring_backend in ways:
+        way = replace(request, sharding=sharding, ring_backend=ring_backend)
+        try:
+            asked = _asked(cluster, model, downloads, way)
+        except ShardringError as error:
+            raise while_gathering(cluster, error) from None
+        for size in range(1, len(cluster.nodes) + 1):
+            outcome = _preview(asked, size, budget)
+            if isinstance(outcome, ShardringError):
+                outcome = while_gathering(cluster, outcome)
+            elif any(outcome == known.outcome for known in previews):
+                continue
+            previews.append(Preview(sharding, ring_backend, size, outcome))
     return previews
 
 
 def _preview(asked: Asked, size: int, budget: Budget) -> Placement | ShardringError:
-    refusal = below_minimum(asked.request, size) or count_refusal(asked, size)
+    refusal = (
+        below_minimum(asked.request, size)
+        or count_refusal(asked, size)
+        or size_refusal(asked, size)
+    )
     if refusal:
         return refusal
     found = ring_of_size(asked.candidates, asked.model, size, budget)
     if found.ring:
-        return placement_of(
-            asked.candidates, asked.model, found.ring, found, asked.request.request_id
-        )
+        return placement_of(asked.candidates, asked.model, found, None, asked.request.request_id)
     return ring_refusal(asked, [size], found.proven, budget)
 
 
@@ -98,4 +121,7 @@ def _asked(
 ) -> Asked:
     check_cluster(cluster, request)
     check_model(model)
+    check_layer_counts(model, request)
+    cluster = replace(cluster, message_bytes=model.message_bytes or cluster.message_bytes)
+    model = model.run_as(request.sharding, request.cache_token_count)
     return Asked(candidates_of(cluster, downloads, request), model, request)

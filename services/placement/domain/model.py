@@ -1,15 +1,23 @@
 """What a model asks of a node: bytes of any stage, exactly as its own files say."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
 
 from services.common.errors import Reason, ShardringError
 
 
+class Sharding(StrEnum):
+    """How a model is cut: into stages of whole layers, or every layer into equal parts."""
+
+    PIPELINE = "PIPELINE"
+    TENSOR = "TENSOR"
+
+
 @dataclass(frozen=True)
 class Model:
-    """Facts about a model. `check_model` says whether they can be placed."""
+    """Facts about a model, and how it is to be run. `check_model` says whether it can be placed."""
 
     model_id: str
     commit: str
@@ -23,6 +31,52 @@ class Model:
     head_bytes: int
     # In all; less than the sum of the above when the head is tied to the embedding.
     weight_bytes: int
+    # 0 where the model does not say.
+    hidden_size: int = 0
+    hidden_bytes_per_value: int = 0
+    key_value_head_count: int = 0
+    key_value_bytes_per_token: int = 0
+    tensor_supported: bool = False
+    # How it is to be run: see `run_as`.
+    sharding: Sharding = Sharding.PIPELINE
+    # Key-value cache of each layer.
+    cache_bytes_per_layer: int = 0
+
+    def run_as(self, sharding: Sharding, cache_token_count: int) -> "Model":
+        """Return the model cut so, with room in each layer's cache for so many tokens."""
+        cache = -(-self.key_value_bytes_per_token * cache_token_count // max(1, self.layer_count))
+        return replace(self, sharding=sharding, cache_bytes_per_layer=cache)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Weights and caches in all."""
+        return self.weight_bytes + self.layer_count * self.cache_bytes_per_layer
+
+    @property
+    def message_bytes(self) -> int:
+        """One token's hidden state on the wire; 0 where the model does not say."""
+        return self.hidden_size * self.hidden_bytes_per_value
+
+    def can_be_cut_for(self, node_count: int) -> bool:
+        """Say whether there is a part for each of so many nodes, whatever their memory."""
+        if node_count == 1:
+            return True
+        if self.sharding is Sharding.PIPELINE:
+            return node_count <= self.layer_count
+        # The engine splits heads and hidden state into equal parts.
+        sizes = (self.hidden_size, self.key_value_head_count)
+        return (
+            self.tensor_supported
+            and self.hidden_size > 0
+            and not any(size % node_count for size in sizes)
+        )
+
+    def tensor_share_bytes(self, node_count: int) -> int:
+        """Return what each of so many nodes holds: a part of every layer and of its cache, and all
+        that lies outside of the layers, which the engine does not split."""
+        layers = sum(self.layer_bytes)
+        outside = max(0, self.weight_bytes - layers)
+        return outside + -(-(layers + self.layer_count * self.cache_bytes_per_layer) // node_count)
 
     @property
     def layer_count(self) -> int:
@@ -35,6 +89,10 @@ class Model:
         The one place that knows what a stage costs: whatever else is to count against a node's
         memory belongs here.
         """
+        return self.stage_weight_bytes(start, end) + (end - start) * self.cache_bytes_per_layer
+
+    def stage_weight_bytes(self, start: int, end: int) -> int:
+        """Return the weight bytes of layers [start, end) and what belongs to them."""
         if start == 0 and end == self.layer_count:
             return self.weight_bytes
         first = self.embedding_bytes if start == 0 else 0
@@ -43,11 +101,11 @@ class Model:
 
     def most_layers(self, available_bytes: int) -> int:
         """Return an upper bound on the layers that any one stage in `available_bytes` can hold."""
-        if available_bytes >= self.weight_bytes:
+        if available_bytes >= self.needed_bytes:
             return self.layer_count
         total, count = 0, 0
         for layer in self._ascending_layer_bytes:
-            total += layer
+            total += layer + self.cache_bytes_per_layer
             if total > available_bytes:
                 break
             count += 1

@@ -6,12 +6,13 @@ Metadata is bounded, since it travels in HTTP/2 trailers of a few kilobytes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.common.errors import Reason, ShardringError
+from services.common.errors import Reason, ShardringError, invalid_field
 from services.placement.domain.budget import Budget
 from services.placement.domain.candidates import Candidates
 from services.placement.domain.census import removed_sets
-from services.placement.domain.cluster import Cluster
-from services.placement.domain.model import Model
+from services.placement.domain.cluster import Cluster, RingBackend
+from services.placement.domain.demand import sizes_allowed
+from services.placement.domain.model import Model, Sharding
 from services.placement.domain.request import PlacementRequest
 from services.placement.domain.rings import Ring
 from services.placement.domain.search import Found, roomiest_ring
@@ -61,6 +62,17 @@ def check_cluster(cluster: Cluster, request: PlacementRequest) -> None:
         )
 
 
+def check_layer_counts(model: Model, request: PlacementRequest) -> None:
+    """Raise INVALID_FIELD where an explicit split asks for more layers than there are."""
+    asked = sum(request.layer_counts.values())
+    if asked > model.layer_count:
+        raise invalid_field(
+            "constraints.layer_counts",
+            f"{asked} layers in sum",
+            f"at most the {model.layer_count} layers of {model.model_id}",
+        )
+
+
 def while_gathering(cluster: Cluster, refusal: ShardringError) -> ShardringError:
     """Return the refusal; while topology is gathering "try again" instead, where that may help."""
     if not cluster.gathering or refusal.reason not in _TRANSIENT:
@@ -81,13 +93,7 @@ def count_refusal(asked: Asked, node_count: int) -> ShardringError | None:
     without_backend = candidates.without_backend
     required_idle = sorted(candidates.required & set(without_backend))
     if required_idle or (not usable and without_backend):
-        idle = required_idle or list(without_backend)
-        return ShardringError(
-            Reason.BACKEND_UNSUPPORTED,
-            f"{_names(candidates, idle)} cannot compute: no MLX backend (METAL, CPU, CUDA) there. "
-            "Install shardring[runner] on these nodes.",
-            metadata={"backend": "METAL,CPU,CUDA", "node_ids": ",".join(idle[:MOST_LISTED])},
-        )
+        return _idle_refusal(candidates, required_idle or list(without_backend))
     if len(usable) < node_count:
         return ShardringError(
             Reason.NOT_ENOUGH_NODES,
@@ -101,6 +107,8 @@ def count_refusal(asked: Asked, node_count: int) -> ShardringError | None:
                 "without_backend": ",".join(without_backend[:MOST_LISTED]),
             },
         )
+    if model.sharding is Sharding.TENSOR:
+        return _tensor_refusal(asked, node_count)
     if node_count > model.layer_count:
         return ShardringError(
             Reason.TOO_FEW_LAYERS,
@@ -109,6 +117,58 @@ def count_refusal(asked: Asked, node_count: int) -> ShardringError | None:
             metadata={"layer_count": model.layer_count, "min_node_count": node_count},
         )
     return None
+
+
+def _idle_refusal(candidates: Candidates, idle: Sequence[str]) -> ShardringError:
+    names = _names(candidates, idle)
+    if candidates.ring_backend is RingBackend.JACCL:
+        wanted = "METAL"
+        message = f"{names} cannot take part in JACCL, which needs Metal: use the MLX ring there."
+    else:
+        wanted = "METAL,CPU,CUDA"
+        message = (
+            f"{names} cannot compute: no MLX backend (METAL, CPU, CUDA) there. "
+            "Install shardring[runner] on these nodes."
+        )
+    return ShardringError(
+        Reason.BACKEND_UNSUPPORTED,
+        message,
+        metadata={"backend": wanted, "node_ids": ",".join(idle[:MOST_LISTED])},
+    )
+
+
+def _tensor_refusal(asked: Asked, node_count: int) -> ShardringError | None:
+    """Return why tensor sharding works for no ring of `node_count` or more of the nodes, if so."""
+    usable = len(asked.candidates.node_ids)
+    if sizes_allowed(asked.model, range(node_count, usable + 1)):
+        return None
+    return _cannot_be_cut(asked, node_count)
+
+
+def size_refusal(asked: Asked, size: int) -> ShardringError | None:
+    """Return why the model cannot be cut for a ring of just this size, if so."""
+    return None if asked.model.can_be_cut_for(size) else _cannot_be_cut(asked, size)
+
+
+def _cannot_be_cut(asked: Asked, node_count: int) -> ShardringError:
+    model = asked.model
+    sizes = sizes_allowed(model, range(1, len(asked.candidates.node_ids) + 1))
+    why = "its hidden size and its key-value heads must divide by the number of nodes"
+    if not model.tensor_supported:
+        why = "the engine cannot split its layers"
+    return ShardringError(
+        Reason.SHARDING_UNSUPPORTED,
+        f"{model.model_id} cannot be tensor-sharded over {node_count} nodes: {why}. "
+        f"It works on {', '.join(map(str, sizes[:MOST_SIZES]))}. Ask for as many, or for pipeline "
+        "sharding.",
+        metadata={
+            "sharding": "TENSOR",
+            "min_node_count": node_count,
+            "accepted_sizes": ",".join(map(str, sizes[:MOST_LISTED])),
+            "hidden_size": model.hidden_size,
+            "key_value_head_count": model.key_value_head_count,
+        },
+    )
 
 
 def below_minimum(request: PlacementRequest, size: int) -> ShardringError | None:
@@ -169,17 +229,21 @@ def _shortfall(asked: Asked, ring: Ring) -> tuple[dict[str, object], str]:
     """Return needed and available bytes of a ring that cannot hold the model, as data and text."""
     model, memory = asked.model, asked.candidates.memory_bytes
     available = [memory[node_id] for node_id in ring]
-    # A node without memory is shown with what its one layer would need.
-    counts = proportional(model.layer_count, [max(1, have) for have in available])
-    stages = [model.stage_bytes(start, end) for start, end in stages_of(counts)]
-    needed = model.weight_bytes
+    if model.sharding is Sharding.TENSOR and len(ring) > 1:
+        parts = [model.tensor_share_bytes(len(ring))] * len(ring)
+        needed = sum(parts)
+    else:
+        # A node without memory is shown with what its one layer would need.
+        counts = proportional(model.layer_count, [max(1, have) for have in available])
+        parts = [model.stage_bytes(start, end) for start, end in stages_of(counts)]
+        needed = model.needed_bytes
     figures: dict[str, object] = {
         "needed_bytes": needed,
         "available_bytes": sum(available),
         "shortfall_bytes": max(0, needed - sum(available)),
         "node_count": len(ring),
     }
-    by_node = list(zip(ring, stages, available, strict=True))[:MOST_LISTED]
+    by_node = list(zip(ring, parts, available, strict=True))[:MOST_LISTED]
     for node_id, needs, have in by_node:
         figures[f"node.{node_id}.needed_bytes"] = needs
         figures[f"node.{node_id}.available_bytes"] = have

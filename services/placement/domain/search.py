@@ -1,17 +1,17 @@
 """Sizes upwards: the best ring of the fewest nodes, by leaf, download, memory, hops, ids."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import networkx as nx
 
 from services.placement.domain.budget import Budget
 from services.placement.domain.candidates import Candidates
+from services.placement.domain.demand import demand_of, sizes_allowed
 from services.placement.domain.heaviest_ring import HeaviestWalk
 from services.placement.domain.model import Model
 from services.placement.domain.ring_order import OrderWalk
 from services.placement.domain.rings import Ring, RingAnswer, RingQuestion, hop_score
-from services.placement.domain.shards import ring_fits
 
 # Steps for all sizes together, about two seconds' worth; a size takes at most half of what is
 # left, so that a hard one leaves time for the next ...
@@ -36,10 +36,10 @@ class Found:
     compared_count: int
 
 
-def sizes_to_try(candidates: Candidates, model: Model, min_node_count: int) -> range:
-    """Return the ring sizes that the counts of nodes and layers allow."""
+def sizes_to_try(candidates: Candidates, model: Model, min_node_count: int) -> list[int]:
+    """Return the ring sizes that the count of nodes and the model allow, ascending."""
     least = max(min_node_count, len(candidates.required), 1)
-    return range(least, min(len(candidates.node_ids), model.layer_count) + 1)
+    return sizes_allowed(model, range(least, len(candidates.node_ids) + 1))
 
 
 def smallest_ring(
@@ -62,39 +62,19 @@ def smallest_ring(
 def ring_of_size(candidates: Candidates, model: Model, size: int, budget: Budget) -> Found:
     """Return the best ring of this size among those that can hold the model."""
     memory = candidates.memory_bytes
-    layers = {node: model.most_layers(memory[node]) for node in candidates.node_ids}
-    able = [node for node in candidates.node_ids if layers[node] > 0]
+    demand = demand_of(candidates, model, size)
     return _best(
         candidates,
-        able,
+        demand.able,
         size,
-        weight={n: (candidates.download_scores[n] << _MEMORY_BITS) + memory[n] for n in able},
-        needs=(
-            (memory, model.weight_bytes),
-            (layers, model.layer_count),
-            *(_ends(model, able, memory) if size > 1 else ()),
-        ),
-        accept=lambda ring: (
-            sum(memory[node] for node in ring) >= model.weight_bytes
-            and ring_fits(model, ring, memory)
-        ),
+        weight={
+            n: (candidates.download_scores[n] << _MEMORY_BITS) + memory[n] for n in demand.able
+        },
+        needs=demand.needs,
+        accept=demand.accept,
         leaves=candidates.cluster.leaves,
         budget=budget,
     )
-
-
-def _ends(
-    model: Model, node_ids: Sequence[str], memory: Mapping[str, int]
-) -> Iterator[tuple[Mapping[str, int], int]]:
-    """Yield what a ring of two and more needs for its end stages: a node that can hold the first
-    layer and the embedding, one for the last layer and the head, and two for both."""
-    first, last = (
-        model.stage_bytes(0, 1),
-        model.stage_bytes(model.layer_count - 1, model.layer_count),
-    )
-    yield {node: int(memory[node] >= first) for node in node_ids}, 1
-    yield {node: int(memory[node] >= last) for node in node_ids}, 1
-    yield {node: int(memory[node] >= min(first, last)) for node in node_ids}, 2
 
 
 def roomiest_ring(candidates: Candidates, size: int, budget: Budget) -> Found:
@@ -146,7 +126,7 @@ def _best(
     steps = max(LEAST_STEPS, budget.remaining // 2)
     share = budget.part(steps)
     answers = []
-    for nodes in sorted(map(sorted, nx.biconnected_components(graph))):
+    for nodes in candidates.blocks(graph):
         if len(nodes) >= size and candidates.required <= set(nodes):
             question = RingQuestion(
                 graph.subgraph(nodes), size, candidates.required, weight, needs, accept

@@ -1,9 +1,22 @@
 """Cutting a model into stages: in proportion to memory, never above what a node can hold."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from services.placement.domain.model import Model
+
+# More layers than any model has.
+ANY_LAYER_COUNT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one node can take: memory, and how many layers it may and must hold."""
+
+    memory_bytes: int
+    least_layers: int = 1
+    most_layers: int = ANY_LAYER_COUNT
 
 
 def proportional(layer_count: int, memory_bytes: Sequence[int]) -> list[int]:
@@ -31,66 +44,74 @@ def stages_of(counts: Sequence[int]) -> list[tuple[int, int]]:
     return list(pairwise(accumulate(counts, initial=0)))
 
 
-def fits(model: Model, memory_bytes: Sequence[int], counts: Sequence[int]) -> bool:
+def fits(model: Model, rooms: Sequence[Room], counts: Sequence[int]) -> bool:
     """Say whether every rank can hold its stage."""
     return all(
-        model.stage_bytes(start, end) <= memory
-        for memory, (start, end) in zip(memory_bytes, stages_of(counts), strict=True)
+        model.stage_bytes(start, end) <= room.memory_bytes
+        and room.least_layers <= end - start <= room.most_layers
+        for room, (start, end) in zip(rooms, stages_of(counts), strict=True)
     )
 
 
-def can_split(model: Model, memory_bytes: Sequence[int]) -> bool:
-    """Say whether any split over ranks with this memory, in this order, fits.
+def can_split(model: Model, rooms: Sequence[Room]) -> bool:
+    """Say whether any split over ranks with this room, in this order, fits.
 
     Filling each rank to the brim would not do: where layers differ, the next rank may hold the
     layer before the cut but not the one after it.
     """
-    last = len(memory_bytes) - 1
+    last = len(rooms) - 1
     if last == 0:
-        return model.weight_bytes <= memory_bytes[0]
+        return fits(model, rooms, [model.layer_count])
     # Where the ranks so far can end, ascending.
     reached = [0]
-    for rank, memory in enumerate(memory_bytes):
+    for rank, room in enumerate(rooms):
         following: list[int] = []
         end, limit = 0, model.layer_count - (last - rank)
         for start in reached:
             # A later start reaches at least as far, so each end is looked at once.
-            end = max(end, start)
-            while end < limit and model.stage_bytes(start, end + 1) <= memory:
+            end = max(end, start + room.least_layers - 1)
+            most = min(limit, start + room.most_layers)
+            while end < most and model.stage_bytes(start, end + 1) <= room.memory_bytes:
                 end += 1
                 following.append(end)
         reached = following
     return bool(reached) and reached[-1] == model.layer_count
 
 
-def split(model: Model, memory_bytes: Sequence[int]) -> list[int] | None:
+def split(model: Model, rooms: Sequence[Room]) -> list[int] | None:
     """Return the layers of each rank, or None when no split fits.
 
     The proportional split where it fits; else the excess of overfilled ranks moves to ranks with
     room, so that the squared differences from the proportional split are smallest in sum: the
     excess spreads evenly and nothing else moves without need.
     """
-    wanted = proportional(model.layer_count, memory_bytes)
-    if fits(model, memory_bytes, wanted):
+    wanted = _wanted(model, rooms)
+    if fits(model, rooms, wanted):
         return wanted
-    if not can_split(model, memory_bytes):
+    if not can_split(model, rooms):
         return None
-    return _nearest(model, memory_bytes, wanted)
+    return _nearest(model, rooms, wanted)
 
 
-def _nearest(model: Model, memory_bytes: Sequence[int], wanted: Sequence[int]) -> list[int]:
+def _wanted(model: Model, rooms: Sequence[Room]) -> list[int]:
+    return proportional(model.layer_count, [room.memory_bytes for room in rooms])
+
+
+def _nearest(model: Model, rooms: Sequence[Room], wanted: Sequence[int]) -> list[int]:
     """Return the fitting split nearest to `wanted`; one exists."""
-    rank_count = len(memory_bytes)
+    rank_count = len(rooms)
     # reached[end]: the cheapest way to give the ranks so far the layers [0, end).
     reached: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
-    for rank, memory in enumerate(memory_bytes):
+    for rank, room in enumerate(rooms):
         following: dict[int, tuple[int, tuple[int, ...]]] = {}
         limit = model.layer_count - (rank_count - 1 - rank)
         for start, (cost, counts) in reached.items():
             # Only the last rank, and it always, ends at the last layer.
-            first_end = limit if rank == rank_count - 1 else start + 1
-            for end in range(first_end, limit + 1):
-                if model.stage_bytes(start, end) > memory:
+            first_end = start + room.least_layers
+            if rank == rank_count - 1:
+                first_end = max(limit, first_end)
+            for end in range(first_end, min(limit, start + room.most_layers) + 1):
+                if model.stage_bytes(start, end) > room.memory_bytes:
                     break
                 new = cost + (end - start - wanted[rank]) ** 2
                 if end not in following or new < following[end][0]:
@@ -100,7 +121,7 @@ def _nearest(model: Model, memory_bytes: Sequence[int], wanted: Sequence[int]) -
 
 
 def rank_order(
-    model: Model, ring: Sequence[str], memory_bytes: Mapping[str, int]
+    model: Model, ring: Sequence[str], rooms: Mapping[str, Room]
 ) -> tuple[tuple[str, ...], list[int]] | None:
     """Choose which node of a ring is rank 0 and which way round; return that order and its split.
 
@@ -110,25 +131,25 @@ def rank_order(
     embedding and the head, so turning matters). None when no turn fits.
     """
     for turn in _turns(ring):
-        memory = [memory_bytes[node_id] for node_id in turn]
-        counts = proportional(model.layer_count, memory)
-        if fits(model, memory, counts):
+        turned = [rooms[node_id] for node_id in turn]
+        counts = _wanted(model, turned)
+        if fits(model, turned, counts):
             return turn, counts
     for turn in _turns(ring):
-        nearest = split(model, [memory_bytes[node_id] for node_id in turn])
+        nearest = split(model, [rooms[node_id] for node_id in turn])
         if nearest is not None:
             return turn, nearest
     return None
 
 
-def ring_fits(model: Model, ring: Sequence[str], memory_bytes: Mapping[str, int]) -> bool:
+def ring_fits(model: Model, ring: Sequence[str], rooms: Mapping[str, Room]) -> bool:
     """Say whether `rank_order` would find an order."""
     for turn in _turns(ring):
-        memory = [memory_bytes[node_id] for node_id in turn]
+        turned = [rooms[node_id] for node_id in turn]
         # Most often the split by memory fits, which is quickly seen.
-        if fits(model, memory, proportional(model.layer_count, memory)):
+        if fits(model, turned, _wanted(model, turned)):
             return True
-        if can_split(model, memory):
+        if can_split(model, turned):
             return True
     return False
 

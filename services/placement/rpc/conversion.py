@@ -1,9 +1,19 @@
 """Between PlacementService's messages and the domain."""
 
-from services.common.errors import ShardringError
+from itertools import product
+
+from services.common.errors import ShardringError, invalid_field
 from services.common.status import error_to_proto
-from services.placement.domain.cluster import Backend
-from services.placement.domain.placement import Placement, RankAssignment, Score
+from services.placement.domain.cluster import Backend, RingBackend
+from services.placement.domain.decide import Preview
+from services.placement.domain.model import Sharding
+from services.placement.domain.placement import (
+    Alternative,
+    Hop,
+    Placement,
+    RankAssignment,
+    Score,
+)
 from services.placement.domain.request import PlacementRequest, request_of
 from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2, placement_service_pb2
@@ -13,22 +23,70 @@ _BACKENDS = {
     Backend.CPU: common_pb2.BACKEND_CPU,
     Backend.CUDA: common_pb2.BACKEND_CUDA,
 }
+_SHARDINGS = {
+    Sharding.PIPELINE: common_pb2.SHARDING_PIPELINE,
+    Sharding.TENSOR: common_pb2.SHARDING_TENSOR,
+}
+_RING_BACKENDS = {
+    RingBackend.MLX_RING: common_pb2.RING_BACKEND_MLX_RING,
+    RingBackend.JACCL: common_pb2.RING_BACKEND_JACCL,
+}
 
 
 def request_from_proto(
     message: placement_service_pb2.PlaceRequest | placement_service_pb2.PreviewPlacementsRequest,
 ) -> PlacementRequest:
     """Return the checked request. Raises INVALID_FIELD. Previews have no request id."""
+    constraints = message.constraints
     return request_of(
         model_id=message.model_id,
         revision=message.revision,
-        min_node_count=message.constraints.min_node_count,
-        required=tuple(message.constraints.required_node_ids),
-        excluded=tuple(message.constraints.excluded_node_ids),
+        min_node_count=constraints.min_node_count,
+        required=tuple(constraints.required_node_ids),
+        excluded=tuple(constraints.excluded_node_ids),
         request_id=(
             message.request_id if isinstance(message, placement_service_pb2.PlaceRequest) else ""
         ),
+        sharding=_sharding_from_proto(message.sharding) or Sharding.PIPELINE,
+        ring_backend=_ring_backend_from_proto(message.ring_backend) or RingBackend.MLX_RING,
+        context_token_count=constraints.context_token_count,
+        concurrent_request_count=constraints.concurrent_request_count,
+        headroom_bytes=constraints.headroom_bytes,
+        max_layer_counts=constraints.max_layer_counts,
+        layer_counts=constraints.layer_counts,
     )
+
+
+def ways_from_proto(
+    message: placement_service_pb2.PreviewPlacementsRequest,
+) -> list[tuple[Sharding, RingBackend]]:
+    """Return the ways to preview: those asked for, or all. Raises INVALID_FIELD."""
+    sharding = _sharding_from_proto(message.sharding)
+    ring_backend = _ring_backend_from_proto(message.ring_backend)
+    return list(
+        product(
+            list(Sharding) if sharding is None else [sharding],
+            list(RingBackend) if ring_backend is None else [ring_backend],
+        )
+    )
+
+
+def _sharding_from_proto(number: int) -> Sharding | None:
+    if number == common_pb2.SHARDING_UNSPECIFIED:
+        return None
+    for sharding, known in _SHARDINGS.items():
+        if known == number:
+            return sharding
+    raise invalid_field("sharding", number, "PIPELINE or TENSOR")
+
+
+def _ring_backend_from_proto(number: int) -> RingBackend | None:
+    if number == common_pb2.RING_BACKEND_UNSPECIFIED:
+        return None
+    for ring_backend, known in _RING_BACKENDS.items():
+        if known == number:
+            return ring_backend
+    raise invalid_field("ring_backend", number, "MLX_RING or JACCL")
 
 
 def placement_to_proto(placement: Placement) -> placement_pb2.Placement:
@@ -39,6 +97,8 @@ def placement_to_proto(placement: Placement) -> placement_pb2.Placement:
         layer_count=placement.layer_count,
         ranks=[rank_to_proto(rank) for rank in placement.ranks],
         score=score_to_proto(placement.score),
+        sharding=_SHARDINGS[placement.sharding],
+        ring_backend=_RING_BACKENDS[placement.ring_backend],
     )
 
 
@@ -57,6 +117,9 @@ def rank_to_proto(rank: RankAssignment) -> placement_pb2.RankAssignment:
         weight_bytes=rank.weight_bytes,
         memory_available_bytes=rank.memory_available_bytes,
         backend=_BACKENDS[rank.backend],
+        cache_bytes=rank.cache_bytes,
+        rdma_devices=rank.rdma_devices,
+        coordinator=rank.coordinator,
     )
 
 
@@ -69,13 +132,38 @@ def score_to_proto(score: Score) -> placement_pb2.PlacementScore:
         memory_available_bytes=score.memory_available_bytes,
         candidate_count=score.compared_count,
         proven_optimal=score.proven_optimal,
+        slowest_hop=None if score.slowest_hop is None else hop_to_proto(score.slowest_hop),
+        runner_up=None if score.runner_up is None else runner_up_to_proto(score.runner_up),
     )
 
 
-def preview_to_proto(
-    size: int, outcome: Placement | ShardringError
-) -> placement_service_pb2.Preview:
-    """Return what one ring size would get as a message."""
-    if isinstance(outcome, ShardringError):
-        return placement_service_pb2.Preview(node_count=size, refusal=error_to_proto(outcome))
-    return placement_service_pb2.Preview(node_count=size, placement=placement_to_proto(outcome))
+def hop_to_proto(hop: Hop) -> placement_pb2.Hop:
+    """Return a hop as a message."""
+    message = placement_pb2.Hop(source_node_id=hop.source, sink_node_id=hop.sink)
+    if hop.nanoseconds is not None:
+        message.round_trip.FromNanoseconds(hop.nanoseconds)
+    return message
+
+
+def runner_up_to_proto(second: Alternative) -> placement_pb2.RunnerUp:
+    """Return the ring that lost as a message."""
+    return placement_pb2.RunnerUp(
+        node_ids=second.node_ids,
+        download_score=second.download_score,
+        memory_available_bytes=second.memory_available_bytes,
+        lost_by=placement_pb2.Rule.Value(f"RULE_{second.lost_by}"),
+    )
+
+
+def preview_to_proto(preview: Preview) -> placement_service_pb2.Preview:
+    """Return what one way and ring size would get as a message."""
+    message = placement_service_pb2.Preview(
+        sharding=_SHARDINGS[preview.sharding],
+        ring_backend=_RING_BACKENDS[preview.ring_backend],
+        node_count=preview.node_count,
+    )
+    if isinstance(preview.outcome, ShardringError):
+        message.refusal.CopyFrom(error_to_proto(preview.outcome))
+    else:
+        message.placement.CopyFrom(placement_to_proto(preview.outcome))
+    return message

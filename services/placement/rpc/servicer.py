@@ -9,6 +9,7 @@ from services.placement.rpc.conversion import (
     placement_to_proto,
     preview_to_proto,
     request_from_proto,
+    ways_from_proto,
 )
 from shardring.placement.v1 import placement_service_pb2, placement_service_pb2_grpc
 
@@ -31,8 +32,8 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         request: placement_service_pb2.PreviewPlacementsRequest,
         context: ServicerContext[Any, Any],
     ) -> placement_service_pb2.PreviewPlacementsResponse:
-        """Show for every ring size what Place would give."""
-        previews = await self._app.preview(request_from_proto(request))
+        """Show for every way and ring size what Place would give."""
+        previews = await self._app.preview(request_from_proto(request), ways_from_proto(request))
         return placement_service_pb2.PreviewPlacementsResponse(
-            previews=[preview_to_proto(size, outcome) for size, outcome in previews]
+            previews=map(preview_to_proto, previews)
         )

@@ -1,14 +1,23 @@
 """Every refusal: its reason, and the figures that come with it."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_to_trailers
-from services.placement.domain.cluster import Backend, Cluster, Link, LinkKind, Node, cluster_of
+from services.placement.domain.cluster import (
+    Backend,
+    Cluster,
+    Link,
+    LinkKind,
+    Node,
+    RingBackend,
+    cluster_of,
+)
 from services.placement.domain.decide import place, preview
-from services.placement.domain.model import Model
+from services.placement.domain.model import Model, Sharding
 from services.placement.domain.placement import Placement
 from services.placement.domain.request import PlacementRequest
 from tests.unit.placement.builders import both_ways, cluster, mesh, model, node, one_way, request
@@ -171,23 +180,32 @@ def test_while_gathering_what_cannot_change_is_said_at_once() -> None:
     assert place(of, model(), {}, request()).ranks[0].node_id == "a"
 
 
+WAYS = [(Sharding.PIPELINE, RingBackend.MLX_RING)]
+
+
 def test_previews_show_each_size() -> None:
     linked = cluster({"a": 50, "b": 80, "c": 90, "d": 300}, [*mesh("abc"), one_way("c", "d")])
-    previews = preview(linked, model((40,) * 3), {}, request(2, excluded="d"))
-    assert [size for size, _ in previews] == [1, 2, 3, 4]
+    previews = preview(linked, model((40,) * 3), {}, request(2, excluded="d"), WAYS)
+    assert [found.node_count for found in previews] == [1, 2, 3, 4]
     outcomes = [
-        outcome.reason if isinstance(outcome, ShardringError) else len(outcome.ranks)
-        for _, outcome in previews
+        found.outcome.reason
+        if isinstance(found.outcome, ShardringError)
+        else len(found.outcome.ranks)
+        for found in previews
     ]
     assert outcomes == [Reason.NOT_ENOUGH_NODES, 2, 3, Reason.NOT_ENOUGH_NODES]
 
 
 def test_a_preview_is_what_place_gives() -> None:
     linked = cluster({"a": 50, "b": 80, "c": 90})
-    for size, outcome in preview(linked, model(), {}, request(request_id="")):
-        if isinstance(outcome, Placement):
-            assert outcome == place(linked, model(), {}, request(size, request_id=""))
-    assert isinstance(preview(linked, model(), {}, request())[2][1], Placement)
+    placed = 0
+    for found in preview(linked, model(), {}, request(request_id=""), WAYS):
+        if isinstance(found.outcome, Placement):
+            placed += 1
+            given = place(linked, model(), {}, request(found.node_count, request_id=""))
+            # Which ring came second is said of what is placed only.
+            assert found.outcome == replace(given, score=replace(given.score, runner_up=None))
+    assert placed == 2
 
 
 def test_a_refusal_on_a_large_cluster_fits_into_trailers() -> None:

@@ -263,8 +263,8 @@ def can_hold(of: Candidates, wanted: Model, ring: Sequence[str]) -> bool:
         return False
     for order in (list(ring), list(reversed(ring))):
         for turn in range(len(order)):
-            memory = [of.memory_bytes[n] for n in order[turn:] + order[:turn]]
-            if any(fits(wanted, memory, c) for c in every_split(wanted.layer_count, len(memory))):
+            rooms = [of.rooms[n] for n in order[turn:] + order[:turn]]
+            if any(fits(wanted, rooms, c) for c in every_split(wanted.layer_count, len(rooms))):
                 return True
     return False
 

@@ -1,10 +1,11 @@
-"""The pipeline cases of the worked examples, against the domain.
+"""The worked examples, against the domain.
 
 Bytes are scaled by the number of layers, so that a layer's share of the model is a whole number
 and no rounding blurs what fits.
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from services.placement.domain.candidates import Download, DownloadState
 from services.placement.domain.cluster import Backend, Cluster, Link, LinkKind, Node, cluster_of
 from services.placement.domain.decide import place
 from services.placement.domain.hosts import NOT_A_NEIGHBOUR
-from services.placement.domain.model import Model
+from services.placement.domain.model import Model, Sharding
 from services.placement.domain.placement import Placement
 from services.placement.domain.request import request_of
 
@@ -24,7 +25,6 @@ Case = dict[str, Any]
 ALL_CASES: list[Case] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "placement.json").read_text()
 )
-PIPELINE_CASES = [case for case in ALL_CASES if case["request"]["sharding"] == "pipeline"]
 
 STATES = {
     "completed": DownloadState.COMPLETED,
@@ -37,6 +37,7 @@ REFUSALS = {
     Reason.NOT_ENOUGH_MEMORY,
     Reason.NOT_ENOUGH_NODES,
     Reason.TOO_FEW_LAYERS,
+    Reason.SHARDING_UNSUPPORTED,
     Reason.REQUIRED_NODE_UNKNOWN,
     Reason.NO_NODES,
 }
@@ -68,7 +69,19 @@ def cluster_of_case(case: Case) -> Cluster:
 def model_of_case(case: Case) -> Model:
     model = case["model"]
     layers = (model["storage_size_bytes"],) * model["n_layers"]
-    return Model(model["model_id"], "c", "llama", True, layers, 0, 0, sum(layers))
+    return Model(
+        model["model_id"],
+        "c",
+        "llama",
+        True,
+        layers,
+        0,
+        0,
+        sum(layers),
+        hidden_size=model["hidden_size"],
+        key_value_head_count=model["num_key_value_heads"],
+        tensor_supported=model["supports_tensor"],
+    )
 
 
 def place_case(case: Case) -> Placement:
@@ -80,6 +93,7 @@ def place_case(case: Case) -> Placement:
         model_id=case["model"]["model_id"],
         min_node_count=case["request"]["min_nodes"],
         required=tuple(case["request"]["required_node_ids"]),
+        sharding=Sharding(case["request"]["sharding"].upper()),
     )
     return place(cluster_of_case(case), model_of_case(case), downloads, request)
 
@@ -97,8 +111,12 @@ def check_valid(case: Case, placement: Placement) -> None:
     links = {(link["source"], link["sink"], link["sink_ip"]) for link in case["links"]}
     assert len(ranks) >= case["request"]["min_nodes"]
     assert {rank.node_id for rank in ranks} >= set(case["request"]["required_node_ids"])
-    assert [rank.start for rank in ranks] == [0, *(rank.end for rank in ranks[:-1])]
-    assert ranks[-1].end == model.layer_count
+    if placement.sharding is Sharding.TENSOR:
+        assert {(rank.start, rank.end) for rank in ranks} == {(0, model.layer_count)}
+        assert sum(rank.weight_bytes for rank in ranks) >= model.weight_bytes
+    else:
+        assert [rank.start for rank in ranks] == [0, *(rank.end for rank in ranks[:-1])]
+        assert ranks[-1].end == model.layer_count
     for rank in ranks:
         assert rank.start < rank.end
         assert rank.weight_bytes <= rank.memory_available_bytes
@@ -119,20 +137,21 @@ def check_valid(case: Case, placement: Placement) -> None:
 
 
 def test_which_cases_are_covered() -> None:
-    # The API knows pipeline sharding on the MLX ring only; tensor cases say nothing about it.
     assert len(ALL_CASES) == 400
-    assert len(PIPELINE_CASES) == 300
-    tensor = [case for case in ALL_CASES if case["request"]["sharding"] == "tensor"]
-    assert len(tensor) == 100
-    outcomes = [case["expected"]["outcome"] for case in PIPELINE_CASES]
-    assert {name: outcomes.count(name) for name in outcomes} == {
-        "placed": 155,
-        "infeasible": 135,
-        "any_valid": 10,
+    kinds = Counter(
+        (case["request"]["sharding"], case["expected"]["outcome"]) for case in ALL_CASES
+    )
+    assert kinds == {
+        ("pipeline", "placed"): 155,
+        ("pipeline", "infeasible"): 135,
+        ("pipeline", "any_valid"): 10,
+        ("tensor", "placed"): 41,
+        ("tensor", "infeasible"): 53,
+        ("tensor", "any_valid"): 6,
     }
 
 
-@pytest.mark.parametrize("case", PIPELINE_CASES, ids=lambda case: str(case["case"]))
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: str(case["case"]))
 def test_case(case: Case) -> None:
     expected = case["expected"]
     outcome = place_or_refuse(case)
@@ -148,6 +167,7 @@ def test_case(case: Case) -> None:
     placed = sorted(rank.node_id for rank in placement.ranks)
     assert placed in [sorted(nodes) for nodes in expected["node_sets"]]
     assert len(placed) == expected["world_size"]
+    assert placement.sharding == expected["sharding"].upper()
     if "layer_count_by_node" in expected:
         counts = {rank.node_id: rank.end - rank.start for rank in placement.ranks}
         assert counts == expected["layer_count_by_node"]

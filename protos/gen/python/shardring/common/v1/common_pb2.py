@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardring/common/v1/common.proto\x12\x13shardring.common.v1\")\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\"(\n\nLayerRange\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x05\"\xa3\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12:\n\x08metadata\x18\x04 \x03(\x0b\x32(.shardring.common.v1.Error.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*X\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x11\n\rBACKEND_METAL\x10\x01\x12\x0f\n\x0b\x42\x41\x43KEND_CPU\x10\x02\x12\x10\n\x0c\x42\x41\x43KEND_CUDA\x10\x03\x42\x64\n\x17\x64\x65v.shardring.common.v1P\x01Z1shardring.dev/gen/go/shardring/common/v1;commonv1\xaa\x02\x13Shardring.Common.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardring/common/v1/common.proto\x12\x13shardring.common.v1\")\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\"(\n\nLayerRange\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x05\"\xa3\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12:\n\x08metadata\x18\x04 \x03(\x0b\x32(.shardring.common.v1.Error.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*X\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x11\n\rBACKEND_METAL\x10\x01\x12\x0f\n\x0b\x42\x41\x43KEND_CPU\x10\x02\x12\x10\n\x0c\x42\x41\x43KEND_CUDA\x10\x03*P\n\x08Sharding\x12\x18\n\x14SHARDING_UNSPECIFIED\x10\x00\x12\x15\n\x11SHARDING_PIPELINE\x10\x01\x12\x13\n\x0fSHARDING_TENSOR\x10\x02*^\n\x0bRingBackend\x12\x1c\n\x18RING_BACKEND_UNSPECIFIED\x10\x00\x12\x19\n\x15RING_BACKEND_MLX_RING\x10\x01\x12\x16\n\x12RING_BACKEND_JACCL\x10\x02\x42\x64\n\x17\x64\x65v.shardring.common.v1P\x01Z1shardring.dev/gen/go/shardring/common/v1;commonv1\xaa\x02\x13Shardring.Common.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERROR_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_BACKEND']._serialized_start=308
   _globals['_BACKEND']._serialized_end=396
+  _globals['_SHARDING']._serialized_start=398
+  _globals['_SHARDING']._serialized_end=478
+  _globals['_RINGBACKEND']._serialized_start=480
+  _globals['_RINGBACKEND']._serialized_end=574
   _globals['_ENDPOINT']._serialized_start=57
   _globals['_ENDPOINT']._serialized_end=98
   _globals['_LAYERRANGE']._serialized_start=100

@@ -47,6 +47,54 @@ BACKEND_CUDA: Backend.ValueType  # 3
 """MLX ring over TCP, computing on an NVIDIA GPU."""
 Global___Backend: _TypeAlias = Backend  # noqa: Y015
 
+class _Sharding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ShardingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sharding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SHARDING_UNSPECIFIED: _Sharding.ValueType  # 0
+    """Not stated: PIPELINE."""
+    SHARDING_PIPELINE: _Sharding.ValueType  # 1
+    """Into stages: each rank holds some whole layers."""
+    SHARDING_TENSOR: _Sharding.ValueType  # 2
+    """Every rank holds an equal part of every layer."""
+
+class Sharding(_Sharding, metaclass=_ShardingEnumTypeWrapper):
+    """How a model is cut."""
+
+SHARDING_UNSPECIFIED: Sharding.ValueType  # 0
+"""Not stated: PIPELINE."""
+SHARDING_PIPELINE: Sharding.ValueType  # 1
+"""Into stages: each rank holds some whole layers."""
+SHARDING_TENSOR: Sharding.ValueType  # 2
+"""Every rank holds an equal part of every layer."""
+Global___Sharding: _TypeAlias = Sharding  # noqa: Y015
+
+class _RingBackend:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RingBackendEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RingBackend.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RING_BACKEND_UNSPECIFIED: _RingBackend.ValueType  # 0
+    """Not stated: MLX_RING."""
+    RING_BACKEND_MLX_RING: _RingBackend.ValueType  # 1
+    """MLX's ring over TCP."""
+    RING_BACKEND_JACCL: _RingBackend.ValueType  # 2
+    """MLX's JACCL, over RDMA. Every node has to reach every other one by it."""
+
+class RingBackend(_RingBackend, metaclass=_RingBackendEnumTypeWrapper):
+    """What carries messages between the ranks of a ring."""
+
+RING_BACKEND_UNSPECIFIED: RingBackend.ValueType  # 0
+"""Not stated: MLX_RING."""
+RING_BACKEND_MLX_RING: RingBackend.ValueType  # 1
+"""MLX's ring over TCP."""
+RING_BACKEND_JACCL: RingBackend.ValueType  # 2
+"""MLX's JACCL, over RDMA. Every node has to reach every other one by it."""
+Global___RingBackend: _TypeAlias = RingBackend  # noqa: Y015
+
 @_typing.final
 class Endpoint(_message.Message):
     """Where a gRPC server can be reached."""

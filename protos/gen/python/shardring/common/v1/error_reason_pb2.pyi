@@ -142,9 +142,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Example: {"download_id": "d-91b2", "node_id": "0f3a..."}
     """
     ERROR_REASON_MODEL_IN_USE: _ErrorReason.ValueType  # 211
-    """The model is being downloaded. FAILED_PRECONDITION.
-    Do: Wait for the download, or cancel it, then delete again.
-    Example: {"model_id": "org/name", "node_id": "0f3a..."}
+    """The model is being downloaded, or `instance_id` runs it. FAILED_PRECONDITION.
+    Do: Wait for the download or cancel it, stop the instance, then delete again.
+    Example: {"model_id": "org/name", "node_id": "0f3a...", "instance_id": "tiny-3f2a"}
     """
     ERROR_REASON_NO_NODES: _ErrorReason.ValueType  # 300
     """The topology service knows no node at all. FAILED_PRECONDITION.
@@ -197,6 +197,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The model has fewer layers than the ring would have ranks. FAILED_PRECONDITION.
     Do: Ask for fewer nodes.
     Example: {"layer_count": "2", "min_node_count": "3"}
+    """
+    ERROR_REASON_SHARDING_UNSUPPORTED: _ErrorReason.ValueType  # 308
+    """The model cannot be tensor-sharded over that many of the usable nodes. FAILED_PRECONDITION.
+    `accepted_sizes` are the numbers of nodes that work.
+    Do: Ask for one of the accepted sizes, or for pipeline sharding.
+    Example: {"sharding": "TENSOR", "min_node_count": "3", "accepted_sizes": "1,2", "hidden_size":
+    "2048", "key_value_head_count": "2"}
     """
     ERROR_REASON_INSTANCE_NOT_FOUND: _ErrorReason.ValueType  # 400
     """This node knows no such instance. NOT_FOUND.
@@ -403,9 +410,9 @@ Do: Start it again; it goes on from what is on disk.
 Example: {"download_id": "d-91b2", "node_id": "0f3a..."}
 """
 ERROR_REASON_MODEL_IN_USE: ErrorReason.ValueType  # 211
-"""The model is being downloaded. FAILED_PRECONDITION.
-Do: Wait for the download, or cancel it, then delete again.
-Example: {"model_id": "org/name", "node_id": "0f3a..."}
+"""The model is being downloaded, or `instance_id` runs it. FAILED_PRECONDITION.
+Do: Wait for the download or cancel it, stop the instance, then delete again.
+Example: {"model_id": "org/name", "node_id": "0f3a...", "instance_id": "tiny-3f2a"}
 """
 ERROR_REASON_NO_NODES: ErrorReason.ValueType  # 300
 """The topology service knows no node at all. FAILED_PRECONDITION.
@@ -458,6 +465,13 @@ ERROR_REASON_TOO_FEW_LAYERS: ErrorReason.ValueType  # 307
 """The model has fewer layers than the ring would have ranks. FAILED_PRECONDITION.
 Do: Ask for fewer nodes.
 Example: {"layer_count": "2", "min_node_count": "3"}
+"""
+ERROR_REASON_SHARDING_UNSUPPORTED: ErrorReason.ValueType  # 308
+"""The model cannot be tensor-sharded over that many of the usable nodes. FAILED_PRECONDITION.
+`accepted_sizes` are the numbers of nodes that work.
+Do: Ask for one of the accepted sizes, or for pipeline sharding.
+Example: {"sharding": "TENSOR", "min_node_count": "3", "accepted_sizes": "1,2", "hidden_size":
+"2048", "key_value_head_count": "2"}
 """
 ERROR_REASON_INSTANCE_NOT_FOUND: ErrorReason.ValueType  # 400
 """This node knows no such instance. NOT_FOUND.

@@ -1020,6 +1020,7 @@ class AttachWorkerResponse(_message.Message):
     READ_MODEL_FIELD_NUMBER: _builtins.int
     WELCOME_FIELD_NUMBER: _builtins.int
     VERIFY_MODEL_FIELD_NUMBER: _builtins.int
+    STOP_VERIFY_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Names the command."""
     @_builtins.property
@@ -1046,6 +1047,10 @@ class AttachWorkerResponse(_message.Message):
     def verify_model(self) -> Global___VerifyModelCommand:
         """Compare a model's files with their hashes."""
 
+    @_builtins.property
+    def stop_verify(self) -> Global___StopVerifyCommand:
+        """Leave off a VerifyModelCommand that nobody waits for any more; no answer to either."""
+
     def __init__(
         self,
         *,
@@ -1056,12 +1061,13 @@ class AttachWorkerResponse(_message.Message):
         read_model: Global___ReadModelCommand | None = ...,
         welcome: Global___WorkerWelcome | None = ...,
         verify_model: Global___VerifyModelCommand | None = ...,
+        stop_verify: Global___StopVerifyCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "verify_model", b"verify_model", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "stop_verify", b"stop_verify", "verify_model", b"verify_model", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "command_id", b"command_id", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "verify_model", b"verify_model", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_download", b"cancel_download", "command", b"command", "command_id", b"command_id", "delete_model", b"delete_model", "read_model", b"read_model", "start_download", b"start_download", "stop_verify", b"stop_verify", "verify_model", b"verify_model", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start_download", "cancel_download", "delete_model", "read_model", "welcome", "verify_model"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start_download", "cancel_download", "delete_model", "read_model", "welcome", "verify_model", "stop_verify"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1200,6 +1206,28 @@ class VerifyModelCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyModelCommand: _TypeAlias = VerifyModelCommand  # noqa: Y015
+
+@_typing.final
+class StopVerifyCommand(_message.Message):
+    """Leave off a verification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERIFY_COMMAND_ID_FIELD_NUMBER: _builtins.int
+    verify_command_id: _builtins.str
+    """`command_id` of the VerifyModelCommand."""
+    def __init__(
+        self,
+        *,
+        verify_command_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verify_command_id", b"verify_command_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopVerifyCommand: _TypeAlias = StopVerifyCommand  # noqa: Y015
 
 @_typing.final
 class ReadModelCommand(_message.Message):

@@ -175,9 +175,10 @@ class DownloadsServiceServicer:
     def VerifyModel(self, request, context):
         """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
         that differs is removed, so that the next download fetches it. Sends progress a few times a
-        second at most, and ends with what was found.
-        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
-        downloaded.
+        second at most, and ends with what was found. Stops when the caller goes away. A node reads
+        one model at a time; another one waits its turn.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE
+        while it is being downloaded, or verified for somebody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

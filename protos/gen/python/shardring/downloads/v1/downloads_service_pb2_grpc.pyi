@@ -71,9 +71,10 @@ class DownloadsServiceStub:
     VerifyModel: _grpc.UnaryStreamMultiCallable[_downloads_service_pb2.VerifyModelRequest, _downloads_service_pb2.VerifyModelResponse]
     """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
     that differs is removed, so that the next download fetches it. Sends progress a few times a
-    second at most, and ends with what was found.
-    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
-    downloaded.
+    second at most, and ends with what was found. Stops when the caller goes away. A node reads
+    one model at a time; another one waits its turn.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE
+    while it is being downloaded, or verified for somebody else.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_downloads_service_pb2.GetModelRequest, _downloads_service_pb2.GetModelResponse]
     """Says what a model's own files say, read by a node from its disk or from the hub.
@@ -139,9 +140,10 @@ class DownloadsServiceAsyncStub(DownloadsServiceStub):
     VerifyModel: _aio.UnaryStreamMultiCallable[_downloads_service_pb2.VerifyModelRequest, _downloads_service_pb2.VerifyModelResponse]  # type: ignore[assignment]
     """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
     that differs is removed, so that the next download fetches it. Sends progress a few times a
-    second at most, and ends with what was found.
-    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
-    downloaded.
+    second at most, and ends with what was found. Stops when the caller goes away. A node reads
+    one model at a time; another one waits its turn.
+    Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE
+    while it is being downloaded, or verified for somebody else.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_downloads_service_pb2.GetModelRequest, _downloads_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Says what a model's own files say, read by a node from its disk or from the hub.
@@ -252,9 +254,10 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_downloads_service_pb2.VerifyModelResponse], _abc.AsyncIterator[_downloads_service_pb2.VerifyModelResponse]]:
         """Reads all files of a model on a node's disk and compares their hashes with the hub's. A file
         that differs is removed, so that the next download fetches it. Sends progress a few times a
-        second at most, and ends with what was found.
-        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, MODEL_NOT_FOUND, MODEL_IN_USE while it is being
-        downloaded.
+        second at most, and ends with what was found. Stops when the caller goes away. A node reads
+        one model at a time; another one waits its turn.
+        Errors: INVALID_FIELD, WORKER_NOT_ATTACHED, SERVICE_TIMEOUT, MODEL_NOT_FOUND, MODEL_IN_USE
+        while it is being downloaded, or verified for somebody else.
         """
 
     @_abc_1.abstractmethod

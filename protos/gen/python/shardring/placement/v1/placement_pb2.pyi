@@ -5,8 +5,10 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shardring.common.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -19,6 +21,42 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Rule:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rule.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RULE_UNSPECIFIED: _Rule.ValueType  # 0
+    """Not stated."""
+    RULE_LEAF: _Rule.ValueType  # 1
+    """It holds a leaf."""
+    RULE_DOWNLOAD_SCORE: _Rule.ValueType  # 2
+    """More of the model is on its disks."""
+    RULE_MEMORY: _Rule.ValueType  # 3
+    """It has more memory."""
+    RULE_HOPS: _Rule.ValueType  # 4
+    """Its slowest hop is faster, or else the sum of its hops."""
+    RULE_NODE_IDS: _Rule.ValueType  # 5
+    """Its node ids come first."""
+
+class Rule(_Rule, metaclass=_RuleEnumTypeWrapper):
+    """The first rule by which one ring goes before another of the same size."""
+
+RULE_UNSPECIFIED: Rule.ValueType  # 0
+"""Not stated."""
+RULE_LEAF: Rule.ValueType  # 1
+"""It holds a leaf."""
+RULE_DOWNLOAD_SCORE: Rule.ValueType  # 2
+"""More of the model is on its disks."""
+RULE_MEMORY: Rule.ValueType  # 3
+"""It has more memory."""
+RULE_HOPS: Rule.ValueType  # 4
+"""Its slowest hop is faster, or else the sum of its hops."""
+RULE_NODE_IDS: Rule.ValueType  # 5
+"""Its node ids come first."""
+Global___Rule: _TypeAlias = Rule  # noqa: Y015
+
 @_typing.final
 class Placement(_message.Message):
     """A decision: which nodes run a model, in which ring order, and what each holds."""
@@ -30,12 +68,18 @@ class Placement(_message.Message):
     LAYER_COUNT_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    SHARDING_FIELD_NUMBER: _builtins.int
+    RING_BACKEND_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name of the model."""
     commit: _builtins.str
     """The commit all ranks must load."""
     layer_count: _builtins.int
     """Transformer layers of the model."""
+    sharding: _common_pb2.Sharding.ValueType
+    """How the model is cut. PIPELINE on one node, whatever was asked."""
+    ring_backend: _common_pb2.RingBackend.ValueType
+    """What carries messages. MLX_RING on one node, whatever was asked."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankAssignment]:
         """Every rank of the ring, in rank order; rank 0 is the head."""
@@ -52,10 +96,12 @@ class Placement(_message.Message):
         layer_count: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankAssignment] | None = ...,
         score: Global___PlacementScore | None = ...,
+        sharding: _common_pb2.Sharding.ValueType = ...,
+        ring_backend: _common_pb2.RingBackend.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "layer_count", b"layer_count", "model_id", b"model_id", "ranks", b"ranks", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "layer_count", b"layer_count", "model_id", b"model_id", "ranks", b"ranks", "ring_backend", b"ring_backend", "score", b"score", "sharding", b"sharding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -76,6 +122,9 @@ class RankAssignment(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    RDMA_DEVICES_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """0 to world size - 1."""
     node_id: _builtins.str
@@ -88,6 +137,12 @@ class RankAssignment(_message.Message):
     """The node's available memory when the decision was made."""
     backend: _common_pb2.Backend.ValueType
     """What the rank computes on."""
+    cache_bytes: _builtins.int
+    """Key-value cache set aside on the rank for the asked context."""
+    coordinator: _builtins.str
+    """With JACCL: where the coordinator is, "address:port"; rank 0 listens there on "0.0.0.0:port",
+    the others dial it. Else empty.
+    """
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]:
         """Where the node's runner listens, addresses verified from other ranks first."""
@@ -103,6 +158,12 @@ class RankAssignment(_message.Message):
         ranks that are not its neighbours. Empty for a ring of one.
         """
 
+    @_builtins.property
+    def rdma_devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With JACCL, instead of `hosts`: entry i is the RDMA device of this node that reaches rank i,
+        empty for itself.
+        """
+
     def __init__(
         self,
         *,
@@ -115,10 +176,13 @@ class RankAssignment(_message.Message):
         weight_bytes: _builtins.int = ...,
         memory_available_bytes: _builtins.int = ...,
         backend: _common_pb2.Backend.ValueType = ...,
+        cache_bytes: _builtins.int = ...,
+        rdma_devices: _abc.Iterable[_builtins.str] | None = ...,
+        coordinator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "endpoints", b"endpoints", "hosts", b"hosts", "layers", b"layers", "memory_available_bytes", b"memory_available_bytes", "node_id", b"node_id", "node_name", b"node_name", "rank", b"rank", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cache_bytes", b"cache_bytes", "coordinator", b"coordinator", "endpoints", b"endpoints", "hosts", b"hosts", "layers", b"layers", "memory_available_bytes", b"memory_available_bytes", "node_id", b"node_id", "node_name", b"node_name", "rank", b"rank", "rdma_devices", b"rdma_devices", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -136,6 +200,8 @@ class PlacementScore(_message.Message):
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     CANDIDATE_COUNT_FIELD_NUMBER: _builtins.int
     PROVEN_OPTIMAL_FIELD_NUMBER: _builtins.int
+    SLOWEST_HOP_FIELD_NUMBER: _builtins.int
+    RUNNER_UP_FIELD_NUMBER: _builtins.int
     node_count: _builtins.int
     """Nodes in the ring; fewer is better."""
     has_leaf: _builtins.bool
@@ -148,6 +214,14 @@ class PlacementScore(_message.Message):
     """Rings of this size that were looked at to the end; all others were ruled out by a bound."""
     proven_optimal: _builtins.bool
     """False when the search ran out of steps: a better ring may exist."""
+    @_builtins.property
+    def slowest_hop(self) -> Global___Hop:
+        """The slowest hop of the ring, which bounds its pace. Absent for a ring of one."""
+
+    @_builtins.property
+    def runner_up(self) -> Global___RunnerUp:
+        """The best other ring of the same size that was found. Absent when none was."""
+
     def __init__(
         self,
         *,
@@ -157,11 +231,85 @@ class PlacementScore(_message.Message):
         memory_available_bytes: _builtins.int = ...,
         candidate_count: _builtins.int = ...,
         proven_optimal: _builtins.bool = ...,
+        slowest_hop: Global___Hop | None = ...,
+        runner_up: Global___RunnerUp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["runner_up", b"runner_up", "slowest_hop", b"slowest_hop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_count", b"candidate_count", "download_score", b"download_score", "has_leaf", b"has_leaf", "memory_available_bytes", b"memory_available_bytes", "node_count", b"node_count", "proven_optimal", b"proven_optimal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_count", b"candidate_count", "download_score", b"download_score", "has_leaf", b"has_leaf", "memory_available_bytes", b"memory_available_bytes", "node_count", b"node_count", "proven_optimal", b"proven_optimal", "runner_up", b"runner_up", "slowest_hop", b"slowest_hop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlacementScore: _TypeAlias = PlacementScore  # noqa: Y015
+
+@_typing.final
+class Hop(_message.Message):
+    """Two neighbours of a ring."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
+    SINK_NODE_ID_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_FIELD_NUMBER: _builtins.int
+    source_node_id: _builtins.str
+    """One of them."""
+    sink_node_id: _builtins.str
+    """The other one."""
+    @_builtins.property
+    def round_trip(self) -> _duration_pb2.Duration:
+        """How long a token's hidden state takes there and back, in the slower direction. Absent when
+        the link is not measured.
+        """
+
+    def __init__(
+        self,
+        *,
+        source_node_id: _builtins.str = ...,
+        sink_node_id: _builtins.str = ...,
+        round_trip: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round_trip", b"round_trip"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round_trip", b"round_trip", "sink_node_id", b"sink_node_id", "source_node_id", b"source_node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hop: _TypeAlias = Hop  # noqa: Y015
+
+@_typing.final
+class RunnerUp(_message.Message):
+    """A ring that would do, and why another one was chosen. Found by leaving out, one at a time, a few
+    of the chosen ring's nodes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    DOWNLOAD_SCORE_FIELD_NUMBER: _builtins.int
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    LOST_BY_FIELD_NUMBER: _builtins.int
+    download_score: _builtins.float
+    """As in PlacementScore."""
+    memory_available_bytes: _builtins.int
+    """As in PlacementScore."""
+    lost_by: Global___Rule.ValueType
+    """By which rule it lost."""
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its nodes, in ring order."""
+
+    def __init__(
+        self,
+        *,
+        node_ids: _abc.Iterable[_builtins.str] | None = ...,
+        download_score: _builtins.float = ...,
+        memory_available_bytes: _builtins.int = ...,
+        lost_by: Global___Rule.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_score", b"download_score", "lost_by", b"lost_by", "memory_available_bytes", b"memory_available_bytes", "node_ids", b"node_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunnerUp: _TypeAlias = RunnerUp  # noqa: Y015

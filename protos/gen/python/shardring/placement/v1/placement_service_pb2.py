@@ -26,7 +26,7 @@ from shardring.common.v1 import common_pb2 as shardring_dot_common_dot_v1_dot_co
 from shardring.placement.v1 import placement_pb2 as shardring_dot_placement_dot_v1_dot_placement__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.shardring/placement/v1/placement_service.proto\x12\x16shardring.placement.v1\x1a shardring/common/v1/common.proto\x1a&shardring/placement/v1/placement.proto\"d\n\x14PlacementConstraints\x12\x16\n\x0emin_node_count\x18\x01 \x01(\x05\x12\x19\n\x11required_node_ids\x18\x02 \x03(\t\x12\x19\n\x11\x65xcluded_node_ids\x18\x03 \x03(\t\"\x89\x01\n\x0cPlaceRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x41\n\x0b\x63onstraints\x18\x03 \x01(\x0b\x32,.shardring.placement.v1.PlacementConstraints\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"E\n\rPlaceResponse\x12\x34\n\tplacement\x18\x01 \x01(\x0b\x32!.shardring.placement.v1.Placement\"\x81\x01\n\x18PreviewPlacementsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x41\n\x0b\x63onstraints\x18\x03 \x01(\x0b\x32,.shardring.placement.v1.PlacementConstraints\"N\n\x19PreviewPlacementsResponse\x12\x31\n\x08previews\x18\x01 \x03(\x0b\x32\x1f.shardring.placement.v1.Preview\"\x8f\x01\n\x07Preview\x12\x12\n\nnode_count\x18\x01 \x01(\x05\x12\x36\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.PlacementH\x00\x12-\n\x07refusal\x18\x03 \x01(\x0b\x32\x1a.shardring.common.v1.ErrorH\x00\x42\t\n\x07outcome2\xe2\x01\n\x10PlacementService\x12T\n\x05Place\x12$.shardring.placement.v1.PlaceRequest\x1a%.shardring.placement.v1.PlaceResponse\x12x\n\x11PreviewPlacements\x12\x30.shardring.placement.v1.PreviewPlacementsRequest\x1a\x31.shardring.placement.v1.PreviewPlacementsResponseBp\n\x1a\x64\x65v.shardring.placement.v1P\x01Z7shardring.dev/gen/go/shardring/placement/v1;placementv1\xaa\x02\x16Shardring.Placement.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.shardring/placement/v1/placement_service.proto\x12\x16shardring.placement.v1\x1a shardring/common/v1/common.proto\x1a&shardring/placement/v1/placement.proto\"\xd7\x03\n\x14PlacementConstraints\x12\x16\n\x0emin_node_count\x18\x01 \x01(\x05\x12\x19\n\x11required_node_ids\x18\x02 \x03(\t\x12\x19\n\x11\x65xcluded_node_ids\x18\x03 \x03(\t\x12Z\n\x10max_layer_counts\x18\x04 \x03(\x0b\x32@.shardring.placement.v1.PlacementConstraints.MaxLayerCountsEntry\x12S\n\x0clayer_counts\x18\x05 \x03(\x0b\x32=.shardring.placement.v1.PlacementConstraints.LayerCountsEntry\x12\x1b\n\x13\x63ontext_token_count\x18\x06 \x01(\x05\x12 \n\x18\x63oncurrent_request_count\x18\x07 \x01(\x05\x12\x16\n\x0eheadroom_bytes\x18\x08 \x01(\x03\x1a\x35\n\x13MaxLayerCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x32\n\x10LayerCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\xf2\x01\n\x0cPlaceRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x41\n\x0b\x63onstraints\x18\x03 \x01(\x0b\x32,.shardring.placement.v1.PlacementConstraints\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12/\n\x08sharding\x18\x05 \x01(\x0e\x32\x1d.shardring.common.v1.Sharding\x12\x36\n\x0cring_backend\x18\x06 \x01(\x0e\x32 .shardring.common.v1.RingBackend\"E\n\rPlaceResponse\x12\x34\n\tplacement\x18\x01 \x01(\x0b\x32!.shardring.placement.v1.Placement\"\xea\x01\n\x18PreviewPlacementsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x41\n\x0b\x63onstraints\x18\x03 \x01(\x0b\x32,.shardring.placement.v1.PlacementConstraints\x12/\n\x08sharding\x18\x04 \x01(\x0e\x32\x1d.shardring.common.v1.Sharding\x12\x36\n\x0cring_backend\x18\x05 \x01(\x0e\x32 .shardring.common.v1.RingBackend\"N\n\x19PreviewPlacementsResponse\x12\x31\n\x08previews\x18\x01 \x03(\x0b\x32\x1f.shardring.placement.v1.Preview\"\xf8\x01\n\x07Preview\x12/\n\x08sharding\x18\x04 \x01(\x0e\x32\x1d.shardring.common.v1.Sharding\x12\x36\n\x0cring_backend\x18\x05 \x01(\x0e\x32 .shardring.common.v1.RingBackend\x12\x12\n\nnode_count\x18\x01 \x01(\x05\x12\x36\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.PlacementH\x00\x12-\n\x07refusal\x18\x03 \x01(\x0b\x32\x1a.shardring.common.v1.ErrorH\x00\x42\t\n\x07outcome2\xe2\x01\n\x10PlacementService\x12T\n\x05Place\x12$.shardring.placement.v1.PlaceRequest\x1a%.shardring.placement.v1.PlaceResponse\x12x\n\x11PreviewPlacements\x12\x30.shardring.placement.v1.PreviewPlacementsRequest\x1a\x31.shardring.placement.v1.PreviewPlacementsResponseBp\n\x1a\x64\x65v.shardring.placement.v1P\x01Z7shardring.dev/gen/go/shardring/placement/v1;placementv1\xaa\x02\x16Shardring.Placement.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,26 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardring.placement.v1.plac
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\032dev.shardring.placement.v1P\001Z7shardring.dev/gen/go/shardring/placement/v1;placementv1\252\002\026Shardring.Placement.V1'
-  _globals['_PLACEMENTCONSTRAINTS']._serialized_start=148
-  _globals['_PLACEMENTCONSTRAINTS']._serialized_end=248
-  _globals['_PLACEREQUEST']._serialized_start=251
-  _globals['_PLACEREQUEST']._serialized_end=388
-  _globals['_PLACERESPONSE']._serialized_start=390
-  _globals['_PLACERESPONSE']._serialized_end=459
-  _globals['_PREVIEWPLACEMENTSREQUEST']._serialized_start=462
-  _globals['_PREVIEWPLACEMENTSREQUEST']._serialized_end=591
-  _globals['_PREVIEWPLACEMENTSRESPONSE']._serialized_start=593
-  _globals['_PREVIEWPLACEMENTSRESPONSE']._serialized_end=671
-  _globals['_PREVIEW']._serialized_start=674
-  _globals['_PREVIEW']._serialized_end=817
-  _globals['_PLACEMENTSERVICE']._serialized_start=820
-  _globals['_PLACEMENTSERVICE']._serialized_end=1046
+  _globals['_PLACEMENTCONSTRAINTS_MAXLAYERCOUNTSENTRY']._loaded_options = None
+  _globals['_PLACEMENTCONSTRAINTS_MAXLAYERCOUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_PLACEMENTCONSTRAINTS_LAYERCOUNTSENTRY']._loaded_options = None
+  _globals['_PLACEMENTCONSTRAINTS_LAYERCOUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_PLACEMENTCONSTRAINTS']._serialized_start=149
+  _globals['_PLACEMENTCONSTRAINTS']._serialized_end=620
+  _globals['_PLACEMENTCONSTRAINTS_MAXLAYERCOUNTSENTRY']._serialized_start=515
+  _globals['_PLACEMENTCONSTRAINTS_MAXLAYERCOUNTSENTRY']._serialized_end=568
+  _globals['_PLACEMENTCONSTRAINTS_LAYERCOUNTSENTRY']._serialized_start=570
+  _globals['_PLACEMENTCONSTRAINTS_LAYERCOUNTSENTRY']._serialized_end=620
+  _globals['_PLACEREQUEST']._serialized_start=623
+  _globals['_PLACEREQUEST']._serialized_end=865
+  _globals['_PLACERESPONSE']._serialized_start=867
+  _globals['_PLACERESPONSE']._serialized_end=936
+  _globals['_PREVIEWPLACEMENTSREQUEST']._serialized_start=939
+  _globals['_PREVIEWPLACEMENTSREQUEST']._serialized_end=1173
+  _globals['_PREVIEWPLACEMENTSRESPONSE']._serialized_start=1175
+  _globals['_PREVIEWPLACEMENTSRESPONSE']._serialized_end=1253
+  _globals['_PREVIEW']._serialized_start=1256
+  _globals['_PREVIEW']._serialized_end=1504
+  _globals['_PLACEMENTSERVICE']._serialized_start=1507
+  _globals['_PLACEMENTSERVICE']._serialized_end=1733
 # @@protoc_insertion_point(module_scope)

@@ -26,11 +26,64 @@ class PlacementConstraints(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MaxLayerCountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LayerCountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MIN_NODE_COUNT_FIELD_NUMBER: _builtins.int
     REQUIRED_NODE_IDS_FIELD_NUMBER: _builtins.int
     EXCLUDED_NODE_IDS_FIELD_NUMBER: _builtins.int
+    MAX_LAYER_COUNTS_FIELD_NUMBER: _builtins.int
+    LAYER_COUNTS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    CONCURRENT_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    HEADROOM_BYTES_FIELD_NUMBER: _builtins.int
     min_node_count: _builtins.int
     """At least this many nodes. 0: 1."""
+    context_token_count: _builtins.int
+    """Tokens of context that each request may use: its key-value cache counts against memory. 0: no
+    cache is counted.
+    """
+    concurrent_request_count: _builtins.int
+    """Requests with such a context at a time. 0: 1."""
+    headroom_bytes: _builtins.int
+    """Memory to leave free on each node, beside what the node itself leaves free."""
     @_builtins.property
     def required_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes the ring must contain, among any others."""
@@ -39,16 +92,31 @@ class PlacementConstraints(_message.Message):
     def excluded_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes the ring must not contain."""
 
+    @_builtins.property
+    def max_layer_counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Most layers that a node may hold, by node id; at least 1 each. Not with TENSOR."""
+
+    @_builtins.property
+    def layer_counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The exact number of layers of a node, by node id. These nodes are then required; others share
+        what is left. Not with TENSOR.
+        """
+
     def __init__(
         self,
         *,
         min_node_count: _builtins.int = ...,
         required_node_ids: _abc.Iterable[_builtins.str] | None = ...,
         excluded_node_ids: _abc.Iterable[_builtins.str] | None = ...,
+        max_layer_counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        layer_counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        context_token_count: _builtins.int = ...,
+        concurrent_request_count: _builtins.int = ...,
+        headroom_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["excluded_node_ids", b"excluded_node_ids", "min_node_count", b"min_node_count", "required_node_ids", b"required_node_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_request_count", b"concurrent_request_count", "context_token_count", b"context_token_count", "excluded_node_ids", b"excluded_node_ids", "headroom_bytes", b"headroom_bytes", "layer_counts", b"layer_counts", "max_layer_counts", b"max_layer_counts", "min_node_count", b"min_node_count", "required_node_ids", b"required_node_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -64,6 +132,8 @@ class PlaceRequest(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     CONSTRAINTS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SHARDING_FIELD_NUMBER: _builtins.int
+    RING_BACKEND_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name of the model."""
     revision: _builtins.str
@@ -72,6 +142,10 @@ class PlaceRequest(_message.Message):
     """Chooses the ring's ports: the same id gives the same ports, another id most likely others.
     Give the instance's id.
     """
+    sharding: _common_pb2.Sharding.ValueType
+    """How to cut the model."""
+    ring_backend: _common_pb2.RingBackend.ValueType
+    """What is to carry messages between ranks."""
     @_builtins.property
     def constraints(self) -> Global___PlacementConstraints:
         """What to hold to."""
@@ -83,10 +157,12 @@ class PlaceRequest(_message.Message):
         revision: _builtins.str = ...,
         constraints: Global___PlacementConstraints | None = ...,
         request_id: _builtins.str = ...,
+        sharding: _common_pb2.Sharding.ValueType = ...,
+        ring_backend: _common_pb2.RingBackend.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "request_id", b"request_id", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "request_id", b"request_id", "revision", b"revision", "ring_backend", b"ring_backend", "sharding", b"sharding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,10 +201,16 @@ class PreviewPlacementsRequest(_message.Message):
     MODEL_ID_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     CONSTRAINTS_FIELD_NUMBER: _builtins.int
+    SHARDING_FIELD_NUMBER: _builtins.int
+    RING_BACKEND_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name of the model."""
     revision: _builtins.str
     """Branch, tag or commit. Empty: "main"."""
+    sharding: _common_pb2.Sharding.ValueType
+    """Only this way to cut the model. UNSPECIFIED: each way."""
+    ring_backend: _common_pb2.RingBackend.ValueType
+    """Only this backend. UNSPECIFIED: each."""
     @_builtins.property
     def constraints(self) -> Global___PlacementConstraints:
         """What to hold to."""
@@ -139,10 +221,12 @@ class PreviewPlacementsRequest(_message.Message):
         model_id: _builtins.str = ...,
         revision: _builtins.str = ...,
         constraints: Global___PlacementConstraints | None = ...,
+        sharding: _common_pb2.Sharding.ValueType = ...,
+        ring_backend: _common_pb2.RingBackend.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "revision", b"revision", "ring_backend", b"ring_backend", "sharding", b"sharding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,7 +241,9 @@ class PreviewPlacementsResponse(_message.Message):
     PREVIEWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def previews(self) -> _containers.RepeatedCompositeFieldContainer[Global___Preview]:
-        """One for each ring size, ascending."""
+        """One for each way to cut the model, backend and ring size, in that order, sizes ascending. What
+        comes to the same placement is listed once.
+        """
 
     def __init__(
         self,
@@ -178,9 +264,15 @@ class Preview(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    SHARDING_FIELD_NUMBER: _builtins.int
+    RING_BACKEND_FIELD_NUMBER: _builtins.int
     NODE_COUNT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    sharding: _common_pb2.Sharding.ValueType
+    """How the model was to be cut."""
+    ring_backend: _common_pb2.RingBackend.ValueType
+    """What was to carry messages."""
     node_count: _builtins.int
     """The ring size."""
     @_builtins.property
@@ -194,13 +286,15 @@ class Preview(_message.Message):
     def __init__(
         self,
         *,
+        sharding: _common_pb2.Sharding.ValueType = ...,
+        ring_backend: _common_pb2.RingBackend.ValueType = ...,
         node_count: _builtins.int = ...,
         placement: _placement_pb2.Placement | None = ...,
         refusal: _common_pb2.Error | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "placement", b"placement", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_count", b"node_count", "outcome", b"outcome", "placement", b"placement", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_count", b"node_count", "outcome", b"outcome", "placement", b"placement", "refusal", b"refusal", "ring_backend", b"ring_backend", "sharding", b"sharding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["placement", "refusal"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015

@@ -54,7 +54,8 @@ class PlacementServiceServicer:
     def Place(self, request, context):
         """Decides. The same request on the same cluster state gets the same answer.
         Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
+        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+        ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
         SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -62,8 +63,9 @@ class PlacementServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PreviewPlacements(self, request, context):
-        """Shows for every ring size what Place would give, or why it would refuse. Errors as Place,
-        except those that concern one size, which stand in that size's preview.
+        """Shows for every way to cut the model, backend and ring size what Place would give, or why it
+        would refuse. Errors as Place, except those that concern one of them, which stand in its
+        preview.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,12 +36,14 @@ class PlacementServiceStub:
     Place: _grpc.UnaryUnaryMultiCallable[_placement_service_pb2.PlaceRequest, _placement_service_pb2.PlaceResponse]
     """Decides. The same request on the same cluster state gets the same answer.
     Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
+    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+    ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
     SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
     """
     PreviewPlacements: _grpc.UnaryUnaryMultiCallable[_placement_service_pb2.PreviewPlacementsRequest, _placement_service_pb2.PreviewPlacementsResponse]
-    """Shows for every ring size what Place would give, or why it would refuse. Errors as Place,
-    except those that concern one size, which stand in that size's preview.
+    """Shows for every way to cut the model, backend and ring size what Place would give, or why it
+    would refuse. Errors as Place, except those that concern one of them, which stand in its
+    preview.
     """
 
 @_typing.type_check_only
@@ -52,12 +54,14 @@ class PlacementServiceAsyncStub(PlacementServiceStub):
     Place: _aio.UnaryUnaryMultiCallable[_placement_service_pb2.PlaceRequest, _placement_service_pb2.PlaceResponse]  # type: ignore[assignment]
     """Decides. The same request on the same cluster state gets the same answer.
     Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
+    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+    ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
     SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
     """
     PreviewPlacements: _aio.UnaryUnaryMultiCallable[_placement_service_pb2.PreviewPlacementsRequest, _placement_service_pb2.PreviewPlacementsResponse]  # type: ignore[assignment]
-    """Shows for every ring size what Place would give, or why it would refuse. Errors as Place,
-    except those that concern one size, which stand in that size's preview.
+    """Shows for every way to cut the model, backend and ring size what Place would give, or why it
+    would refuse. Errors as Place, except those that concern one of them, which stand in its
+    preview.
     """
 
 class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -71,7 +75,8 @@ class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_placement_service_pb2.PlaceResponse, _abc.Awaitable[_placement_service_pb2.PlaceResponse]]:
         """Decides. The same request on the same cluster state gets the same answer.
         Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
+        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+        ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
         SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
         """
 
@@ -81,8 +86,9 @@ class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _placement_service_pb2.PreviewPlacementsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_placement_service_pb2.PreviewPlacementsResponse, _abc.Awaitable[_placement_service_pb2.PreviewPlacementsResponse]]:
-        """Shows for every ring size what Place would give, or why it would refuse. Errors as Place,
-        except those that concern one size, which stand in that size's preview.
+        """Shows for every way to cut the model, backend and ring size what Place would give, or why it
+        would refuse. Errors as Place, except those that concern one of them, which stand in its
+        preview.
         """
 
 def add_PlacementServiceServicer_to_server(servicer: PlacementServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
