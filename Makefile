@@ -5,7 +5,7 @@ STAMP := .venv/.ready
 # protoc finds its plugins on the path.
 TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
-.PHONY: setup demo test check bench gen lock clean
+.PHONY: setup demo test check bench vectors gen lock clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks
+
+FILE ?= tests/vectors/placement.json
+vectors: $(STAMP)
+	@$(BIN)/python -m tests.conformance.placement $(FILE)
 
 gen: $(STAMP)
 	@$(TOOLS) protos/generate.py

@@ -1,5 +1,6 @@
 """The options of every command that has a model placed."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,12 @@ from services.cli.client import Cluster
 from services.cli.instances import Wanted
 from services.cli.names import resolve_nodes
 from services.cli.shell import INT32
+from services.common.errors import invalid_field
 from shardring.placement.v1 import placement_service_pb2
+from shardring.topology.v1 import topology_pb2
+
+MAX_GB = 1e6
+_COUNT = re.compile(r"[0-9]{1,9}")
 
 _OPTIONS = (
     click.option(
@@ -20,6 +26,33 @@ _OPTIONS = (
     ),
     click.option(
         "--exclude", multiple=True, metavar="NODE", help="Keep off this node. May be repeated."
+    ),
+    click.option(
+        "--layers",
+        multiple=True,
+        metavar="NODE=COUNT",
+        help="Give this node just so many layers. May be repeated; the others share the rest.",
+    ),
+    click.option(
+        "--max-layers",
+        multiple=True,
+        metavar="NODE=COUNT",
+        help="Give this node so many layers at most. May be repeated.",
+    ),
+    click.option(
+        "--context",
+        type=INT32,
+        default=0,
+        help="Keep memory for the key-value cache of this many tokens; 0: none.",
+    ),
+    click.option(
+        "--concurrent", type=INT32, default=0, help="... for this many requests at a time; 0: one."
+    ),
+    click.option(
+        "--keep-free-gb",
+        type=float,
+        default=0.0,
+        help="Leave this much more memory free on each node, in GB (10^9 bytes).",
     ),
     click.option("--revision", default="", help="Branch, tag or commit.  [default: main]"),
 )
@@ -39,13 +72,21 @@ async def wanted_placement(
     min_nodes: int,
     require: Sequence[str],
     exclude: Sequence[str],
+    layers: Sequence[str],
+    max_layers: Sequence[str],
+    context: int,
+    concurrent: int,
+    keep_free_gb: float,
     revision: str,
 ) -> Wanted:
     """Return what is wanted; asks topology for the named nodes only when some are named.
 
     Raises as `names.resolve_node`. Figures are passed on as they are: placement judges them.
     """
-    nodes = (await cluster.topology()).nodes if require or exclude else []
+    named = (*require, *exclude, *layers, *max_layers)
+    nodes = (await cluster.topology()).nodes if named else []
+    if not -MAX_GB <= keep_free_gb <= MAX_GB:
+        raise invalid_field("keep_free_gb", keep_free_gb, f"0 to {MAX_GB:.0f}")
     return Wanted(
         model_id,
         revision,
@@ -53,5 +94,24 @@ async def wanted_placement(
             min_node_count=min_nodes,
             required_node_ids=[node.node_id for node in resolve_nodes(nodes, require)],
             excluded_node_ids=[node.node_id for node in resolve_nodes(nodes, exclude)],
+            layer_counts=_counts(nodes, "layers", layers),
+            max_layer_counts=_counts(nodes, "max_layers", max_layers),
+            context_token_count=context,
+            concurrent_request_count=concurrent,
+            headroom_bytes=round(keep_free_gb * 1e9),
         ),
     )
+
+
+def _counts(
+    nodes: Sequence[topology_pb2.Node], option: str, given: Sequence[str]
+) -> dict[str, int]:
+    """Return node ids with their numbers from "NODE=COUNT". Raises INVALID_FIELD."""
+    counts: dict[str, int] = {}
+    for text in given:
+        name, _, count = text.rpartition("=")
+        if not name or not _COUNT.fullmatch(count):
+            raise invalid_field(option, text, "NODE=COUNT, such as studio-1=12")
+        (node,) = resolve_nodes(nodes, [name])
+        counts[node.node_id] = int(count)
+    return counts

@@ -21,7 +21,11 @@ from shardring.downloads.v1 import (
     downloads_service_pb2,
     downloads_service_pb2_grpc,
 )
-from shardring.placement.v1 import placement_service_pb2, placement_service_pb2_grpc
+from shardring.placement.v1 import (
+    placement_pb2,
+    placement_service_pb2,
+    placement_service_pb2_grpc,
+)
 from shardring.topology.v1 import topology_pb2, topology_service_pb2, topology_service_pb2_grpc
 
 GB = 10**9
@@ -293,9 +297,170 @@ def test_constraints(cluster: Cluster) -> None:
     assert chosen(min_node_count=3) == ["a", "b", "c"]
 
 
+def test_explicit_layers_and_limits(cluster: Cluster) -> None:
+    def layers(**constraints: Any) -> dict[str, int]:
+        ranks = cluster.place(constraints=constraints).placement.ranks
+        return {rank.node_id: rank.layers.end - rank.layers.start for rank in ranks}
+
+    cluster.world.topology = topology_of(dict.fromkeys("abc", 6 * GB))
+    cluster.world.model = model_of(8)
+    assert layers() == {"a": 4, "b": 4}
+    assert layers(layer_counts={"c": 3}) == {"a": 5, "c": 3}
+    assert layers(layer_counts={"a": 2, "b": 2, "c": 4}) == {"a": 2, "b": 2, "c": 4}
+    assert layers(max_layer_counts={"a": 3}) == {"a": 3, "b": 5}
+    assert layers(max_layer_counts={"a": 2}) == {"b": 4, "c": 4}
+    assert layers(max_layer_counts={"a": 1, "b": 3, "c": 4}) == {"a": 1, "b": 3, "c": 4}
+    reason, metadata, _ = cluster.refusal(constraints={"layer_counts": {"a": 5, "b": 4}})
+    assert (reason, metadata["field"]) == (Reason.INVALID_FIELD, "constraints.layer_counts")
+    reason, _, _ = cluster.refusal(constraints={"layer_counts": {"a": 7}})
+    assert reason is Reason.NOT_ENOUGH_MEMORY
+    reason, _, _ = cluster.refusal(constraints={"layer_counts": {"z": 1}})
+    assert reason is Reason.REQUIRED_NODE_UNKNOWN
+
+
+def test_the_cache_and_headroom_count(cluster: Cluster) -> None:
+    cluster.world.topology = topology_of(dict.fromkeys("abc", 5 * GB))
+    cluster.world.model = model_of(4, key_value_bytes_per_token=4 * 1000)
+    assert len(cluster.place().placement.ranks) == 1
+    # A thousand bytes a layer and token.
+    asked = {"context_token_count": 50_000, "concurrent_request_count": 4}
+    placed = cluster.place(constraints=asked).placement
+    assert [rank.node_id for rank in placed.ranks] == ["a", "b"]
+    assert [rank.cache_bytes for rank in placed.ranks] == [2 * 200_000_000] * 2
+    assert [rank.weight_bytes for rank in placed.ranks] == [5 * GB // 2] * 2
+    placed = cluster.place(constraints={"headroom_bytes": 5 * GB // 2}).placement
+    assert [rank.memory_available_bytes for rank in placed.ranks] == [5 * GB // 2] * 2
+    reason, metadata, _ = cluster.refusal(constraints={"headroom_bytes": 5 * GB})
+    assert reason is Reason.NOT_ENOUGH_MEMORY
+    assert metadata["available_bytes"] == "0"
+
+
+def test_the_runner_up_and_why_it_lost(cluster: Cluster) -> None:
+    def lost() -> tuple[list[str], str]:
+        second = cluster.place().placement.score.runner_up
+        return list(second.node_ids), placement_pb2.Rule.Name(second.lost_by)
+
+    cluster.world.model = model_of(1)
+    assert lost() == (["b"], "RULE_NODE_IDS")
+    cluster.world.topology = topology_of({"a": 3 * GB, "b": 4 * GB, "c": 5 * GB})
+    assert lost() == (["b"], "RULE_MEMORY")
+    cluster.world.fractions = [
+        downloads_pb2.NodeFraction(node_id="a", state=downloads_pb2.DOWNLOAD_STATE_COMPLETED)
+    ]
+    assert lost() == (["c"], "RULE_DOWNLOAD_SCORE")
+    cluster.world.model = model_of(9)
+    assert not cluster.place().placement.score.HasField("runner_up")
+
+
+def test_the_slowest_hop(cluster: Cluster) -> None:
+    links = cluster.world.topology.links
+    links[0].round_trip.FromMicroseconds(900)
+    hop = cluster.place().placement.score.slowest_hop
+    assert {hop.source_node_id, hop.sink_node_id} == {
+        links[0].source_node_id,
+        links[0].sink_node_id,
+    }
+    assert hop.round_trip.ToMicroseconds() == 900
+
+
+def test_tensor_sharding(cluster: Cluster) -> None:
+    cluster.world.topology = topology_of(dict.fromkeys("abcde", 3 * GB))
+    fits = {"hidden_size": 4096, "key_value_head_count": 8, "tensor_supported": True}
+    cluster.world.model = model_of(6, **fits)
+    placed = cluster.place(sharding=common_pb2.SHARDING_TENSOR).placement
+    assert placed.sharding == common_pb2.SHARDING_TENSOR
+    # Half of the layers would not do beside embedding and head, which every rank holds; three
+    # nodes would, but eight heads are not to be divided by three.
+    assert [rank.node_id for rank in placed.ranks] == ["a", "b", "c", "d"]
+    assert {(rank.layers.start, rank.layers.end) for rank in placed.ranks} == {(0, 6)}
+    assert {rank.weight_bytes for rank in placed.ranks} == {GB + 6 * GB // 4}
+    asked = {"sharding": common_pb2.SHARDING_TENSOR, "constraints": {"min_node_count": 5}}
+    reason, metadata, _ = cluster.refusal(**asked)
+    assert reason is Reason.SHARDING_UNSUPPORTED
+    assert metadata["accepted_sizes"] == "1,2,4"
+    cluster.world.model = model_of(6, **{**fits, "tensor_supported": False})
+    reason, metadata, _ = cluster.refusal(
+        sharding=common_pb2.SHARDING_TENSOR, constraints={"min_node_count": 2}
+    )
+    assert (reason, metadata["accepted_sizes"]) == (Reason.SHARDING_UNSUPPORTED, "1")
+    cluster.world.model = model_of(1, **fits)
+    placed = cluster.place(sharding=common_pb2.SHARDING_TENSOR).placement
+    assert (len(placed.ranks), placed.sharding) == (1, common_pb2.SHARDING_PIPELINE)
+
+
+def test_jaccl(cluster: Cluster) -> None:
+    def with_rdma(pairs: list[str]) -> topology_pb2.Topology:
+        topology = topology_of(dict.fromkeys("abcd", 3 * GB))
+        for link in topology.links:
+            if link.source_node_id + link.sink_node_id in pairs:
+                link.rdma_device = f"rdma_to_{link.sink_node_id}"
+        wifi = topology_pb2.Link(
+            source_node_id="b",
+            sink_node_id="a",
+            sink_address="10.9.0.97",
+            kind=topology_pb2.INTERFACE_KIND_WIFI,
+        )
+        topology.links.append(wifi)
+        return topology
+
+    jaccl = {"ring_backend": common_pb2.RING_BACKEND_JACCL}
+    every = [a + b for a in "abc" for b in "abc" if a != b]
+    cluster.world.topology = with_rdma(every)
+    placed = cluster.place(**jaccl).placement
+    assert placed.ring_backend == common_pb2.RING_BACKEND_JACCL
+    assert [rank.node_id for rank in placed.ranks] == ["a", "b", "c"]
+    assert [list(rank.rdma_devices) for rank in placed.ranks] == [
+        ["", "rdma_to_b", "rdma_to_c"],
+        ["rdma_to_a", "", "rdma_to_c"],
+        ["rdma_to_a", "rdma_to_b", ""],
+    ]
+    port = placed.ranks[0].coordinator.removeprefix("0.0.0.0:")
+    # The cable that carries RDMA is Ethernet here, which goes before Wi-Fi.
+    assert [rank.coordinator for rank in placed.ranks[1:]] == [f"10.0.0.97:{port}"] * 2
+    assert not any(rank.hosts for rank in placed.ranks)
+    # One missing pair, whatever ring the others form, and there are not enough left.
+    cluster.world.topology = with_rdma([*every[1:], "ad", "da", "db", "bd"])
+    reason, metadata, _ = cluster.refusal(**jaccl, constraints={"min_node_count": 3})
+    assert reason is Reason.NO_RING
+    assert metadata["missing_links"] == "a->b"
+    cluster.world.topology = topology_of(dict.fromkeys("abc", 3 * GB))
+    for node in cluster.world.topology.nodes:
+        del node.backends[0]
+    assert cluster.refusal(**jaccl)[0] is Reason.BACKEND_UNSUPPORTED
+
+
+def test_previews_of_every_way(cluster: Cluster) -> None:
+    cluster.world.model = model_of(
+        6, hidden_size=4096, key_value_head_count=9, tensor_supported=True
+    )
+    request = placement_service_pb2.PreviewPlacementsRequest(model_id="org/model")
+    previews = cluster.stub.PreviewPlacements(request, timeout=CALL_TIMEOUT).previews
+    ways = [
+        (
+            common_pb2.Sharding.Name(p.sharding).removeprefix("SHARDING_"),
+            common_pb2.RingBackend.Name(p.ring_backend).removeprefix("RING_BACKEND_"),
+            p.node_count,
+            p.refusal.reason or "placed",
+        )
+        for p in previews
+    ]
+    assert ways[:3] == [
+        ("PIPELINE", "MLX_RING", 1, "NOT_ENOUGH_MEMORY"),
+        ("PIPELINE", "MLX_RING", 2, "NOT_ENOUGH_MEMORY"),
+        ("PIPELINE", "MLX_RING", 3, "placed"),
+    ]
+    assert ("PIPELINE", "JACCL", 3, "NO_RING") in ways
+    assert ("TENSOR", "MLX_RING", 2, "SHARDING_UNSUPPORTED") in ways
+    assert len(ways) == 12
+
+
 def test_previews(cluster: Cluster) -> None:
     cluster.world.model = model_of(5, embedding_bytes=0, head_bytes=0, weight_bytes=5 * GB)
-    request = placement_service_pb2.PreviewPlacementsRequest(model_id="org/model")
+    request = placement_service_pb2.PreviewPlacementsRequest(
+        model_id="org/model",
+        sharding=common_pb2.SHARDING_PIPELINE,
+        ring_backend=common_pb2.RING_BACKEND_MLX_RING,
+    )
     previews = cluster.stub.PreviewPlacements(request, timeout=CALL_TIMEOUT).previews
     assert [preview.node_count for preview in previews] == [1, 2, 3]
     assert [preview.WhichOneof("outcome") for preview in previews] == [
@@ -322,6 +487,28 @@ def test_previews(cluster: Cluster) -> None:
         ),
         ({"constraints": {"required_node_ids": [""]}}, "constraints.required_node_ids"),
         ({"request_id": "r" * 300}, "request_id"),
+        ({"constraints": {"layer_counts": {"a": 0}}}, "constraints.layer_counts"),
+        ({"constraints": {"max_layer_counts": {"a": -3}}}, "constraints.max_layer_counts"),
+        (
+            {"constraints": {"layer_counts": {"a": 3}, "max_layer_counts": {"a": 2}}},
+            "constraints.layer_counts",
+        ),
+        (
+            {"constraints": {"layer_counts": {"a": 3}, "excluded_node_ids": ["a"]}},
+            "constraints.layer_counts",
+        ),
+        (
+            {"constraints": {"layer_counts": {"a": 3}}, "sharding": 2},
+            "constraints.layer_counts",
+        ),
+        ({"constraints": {"context_token_count": -1}}, "constraints.context_token_count"),
+        (
+            {"constraints": {"concurrent_request_count": 2**31 - 1}},
+            "constraints.concurrent_request_count",
+        ),
+        ({"constraints": {"headroom_bytes": -1}}, "constraints.headroom_bytes"),
+        ({"sharding": 77}, "sharding"),
+        ({"ring_backend": 77}, "ring_backend"),
     ],
 )
 def test_invalid_requests(cluster: Cluster, fields: dict[str, Any], field_name: str) -> None:
@@ -370,8 +557,10 @@ def test_refused_not_enough_memory(cluster: Cluster) -> None:
         "node_count": "2",
         "node.a.needed_bytes": str(5 * GB // 2),
         "node.a.available_bytes": str(GB),
+        "node.a.short_bytes": "1500000000",
         "node.b.needed_bytes": str(9 * GB // 2),
         "node.b.available_bytes": str(2 * GB),
+        "node.b.short_bytes": "2500000000",
         "rejected.1": "memory",
         "rejected.1.memory": "2",
         "rejected.2": "memory",

@@ -9,28 +9,27 @@ from services.cli.names import names_of_ranks
 from services.cli.render.nodes import backend_name
 from services.cli.render.tables import add_row, bar, new_table, share
 from services.cli.text import count, size, stage
+from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2, placement_service_pb2
 
 
 def placement_table(placement: placement_pb2.Placement) -> Table:
     """Return one row a rank: its node, its stage, and what that takes of the node's memory."""
     names = names_of_ranks(placement)
-    table = new_table(
-        "RANK", "NODE", "LAYERS", ">COUNT", ">WEIGHTS", ">AVAILABLE", "", "", "BACKEND"
-    )
+    table = new_table("RANK", "NODE", "LAYERS", ">COUNT", ">NEEDS", ">AVAILABLE", "", "", "BACKEND")
     for rank in placement.ranks:
         start, end = rank.layers.start, rank.layers.end
-        available = rank.memory_available_bytes
+        needed, available = rank.weight_bytes + rank.cache_bytes, rank.memory_available_bytes
         add_row(
             table,
             str(rank.rank),
             names.label(rank.node_id),
             stage(start, end),
             str(end - start),
-            size(rank.weight_bytes),
+            size(needed),
             size(available),
-            bar(rank.weight_bytes / available if available else 0.0),
-            share(rank.weight_bytes, available),
+            bar(needed / available if available else 0.0),
+            share(needed, available),
             backend_name(rank.backend),
         )
     return table
@@ -58,7 +57,30 @@ def score_line(placement: placement_pb2.Placement) -> str:
         if score.proven_optimal
         else "a better ring may exist",
     ]
+    if score.HasField("slowest_hop") and score.slowest_hop.HasField("round_trip"):
+        hop, names = score.slowest_hop, names_of_ranks(placement)
+        milliseconds = hop.round_trip.ToNanoseconds() / 1e6
+        ends = f"{names.label(hop.source_node_id)} and {names.label(hop.sink_node_id)}"
+        parts.append(f"slowest hop {milliseconds:.2f} ms, between {ends}")
     return ", ".join(parts)
+
+
+def first_placement(
+    response: placement_service_pb2.PreviewPlacementsResponse,
+) -> placement_pb2.Placement | None:
+    """Return what `up` takes: the first that can be placed; None when nothing can."""
+    placements = (p.placement for p in response.previews if p.HasField("placement"))
+    return next(placements, None)
+
+
+def _way(preview: placement_service_pb2.Preview) -> str:
+    """Return what sets a preview apart from the usual pipeline on the MLX ring."""
+    words = []
+    if preview.sharding == common_pb2.SHARDING_TENSOR:
+        words.append("tensor")
+    if preview.ring_backend == common_pb2.RING_BACKEND_JACCL:
+        words.append("JACCL")
+    return "".join(f", {word}" for word in words)
 
 
 def previews(
@@ -71,12 +93,13 @@ def previews(
     parts: list[RenderableType] = []
     chosen = False
     for preview in response.previews:
-        heading = Text(count(preview.node_count, "node"), style="bold")
+        way = _way(preview)
+        heading = Text(count(preview.node_count, "node") + way, style="bold")
         if preview.WhichOneof("outcome") == "placement":
             placement = preview.placement
-            if not chosen:
+            if not chosen and not way:
                 heading.append(" (taken by up and run)", style="green")
-            chosen = True
+                chosen = True
             heading.append(f" - {score_line(placement)}", style="not bold dim")
             body: list[RenderableType] = [placement_table(placement)]
             if hosts:

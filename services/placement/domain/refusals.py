@@ -247,16 +247,21 @@ def _shortfall(asked: Asked, ring: Ring) -> tuple[dict[str, object], str]:
     for node_id, needs, have in by_node:
         figures[f"node.{node_id}.needed_bytes"] = needs
         figures[f"node.{node_id}.available_bytes"] = have
+        figures[f"node.{node_id}.short_bytes"] = max(0, needs - have)
     names = {node.node_id: node.name for node in asked.candidates.cluster.nodes.values()}
-    shares = [f"{names[n]} needs {_gb(needs)} and has {_gb(have)}" for n, needs, have in by_node]
-    listed = ", ".join(shares[:MOST_NAMED]) + (", ..." if len(ring) > MOST_NAMED else "")
+    shares = [
+        f"{names[n]} needs {_gb(needs)} and has {_gb(have)}"
+        + (f", {_gb(needs - have)} short" if needs > have else "")
+        for n, needs, have in by_node
+    ]
+    listed = "; ".join(shares[:MOST_NAMED]) + ("; ..." if len(ring) > MOST_NAMED else "")
     if sum(available) < needed:
         what = f"needs {_gb(needed)}; the ring that comes closest has {_gb(sum(available))}"
     else:
         what = "fits the ring that comes closest in sum, but cannot be cut so that each node fits"
     return figures, (
-        f"{model.model_id} {what}: {listed}. Free memory on these nodes, add a node, "
-        "or choose a smaller model."
+        f"{model.model_id} {what}: {listed}. Close programs on what is short, raise its share "
+        "(--memory-gb, --headroom-gb of its node), add a node, or choose a smaller model."
     )
 
 

@@ -166,11 +166,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NOT_ENOUGH_MEMORY: _ErrorReason.ValueType  # 303
     """No ring has the memory the model needs, or the layers cannot be cut so that each node fits
     (`shortfall_bytes` is then 0). FAILED_PRECONDITION. Figures are of the ring that comes closest,
-    of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, and
-    "node.ID.available_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
+    of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, "node.ID.available_bytes"
+    and "node.ID.short_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
     follows it as with NO_RING.
-    Do: Add nodes, stop other instances, or take a smaller model.
-    Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "rejected.1": "memory", "rejected.1.memory": "1"}
+    Do: Free memory on the nodes that are short or raise their share, add nodes, stop other
+    instances, or take a smaller model.
+    Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "node.0f3a.short_bytes": "8300", "rejected.1": "memory", "rejected.1.memory": "1"}
     """
     ERROR_REASON_NO_RING: _ErrorReason.ValueType  # 304
     """No ring of the asked size or more is linked in both directions. FAILED_PRECONDITION.
@@ -434,11 +435,12 @@ Example: {"min_node_count": "3", "node_count": "2", "excluded_count": "1", "with
 ERROR_REASON_NOT_ENOUGH_MEMORY: ErrorReason.ValueType  # 303
 """No ring has the memory the model needs, or the layers cannot be cut so that each node fits
 (`shortfall_bytes` is then 0). FAILED_PRECONDITION. Figures are of the ring that comes closest,
-of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, and
-"node.ID.available_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
+of `node_count` nodes; "node.ID.needed_bytes", for a share by memory, "node.ID.available_bytes"
+and "node.ID.short_bytes" stand once for each of its first nodes. "rejected.SIZE" and what
 follows it as with NO_RING.
-Do: Add nodes, stop other instances, or take a smaller model.
-Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "rejected.1": "memory", "rejected.1.memory": "1"}
+Do: Free memory on the nodes that are short or raise their share, add nodes, stop other
+instances, or take a smaller model.
+Example: {"needed_bytes": "9000", "available_bytes": "700", "shortfall_bytes": "8300", "node_count": "1", "node.0f3a.needed_bytes": "9000", "node.0f3a.available_bytes": "700", "node.0f3a.short_bytes": "8300", "rejected.1": "memory", "rejected.1.memory": "1"}
 """
 ERROR_REASON_NO_RING: ErrorReason.ValueType  # 304
 """No ring of the asked size or more is linked in both directions. FAILED_PRECONDITION.

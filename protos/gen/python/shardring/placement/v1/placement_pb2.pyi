@@ -220,7 +220,7 @@ class PlacementScore(_message.Message):
 
     @_builtins.property
     def runner_up(self) -> Global___RunnerUp:
-        """The best other ring of the same size that was found. Absent when none was."""
+        """The best other ring of the same size that was found. Absent when none was, and in previews."""
 
     def __init__(
         self,

@@ -1,0 +1,1 @@
+"""Running files of worked cases, of the formats under tests/vectors, through real processes."""
