@@ -5,7 +5,7 @@ STAMP := .venv/.ready
 # protoc finds its plugins on the path.
 TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
-.PHONY: setup demo test check bench vectors gen lock clean
+.PHONY: setup demo test check bench vectors exact gen lock clean
 
 setup: $(STAMP)
 
@@ -31,8 +31,12 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks
 
 FILE ?= tests/vectors/placement.json
+CONFIGS ?= tests/vectors/architectures.json
 vectors: $(STAMP)
 	@$(BIN)/python -m tests.conformance.placement $(FILE)
+
+exact: $(STAMP)
+	@$(BIN)/python -m tests.conformance.exact $(CONFIGS)
 
 gen: $(STAMP)
 	@$(TOOLS) protos/generate.py

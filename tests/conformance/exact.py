@@ -1,0 +1,226 @@
+"""Compare every architecture of a file over real rings with mlx-lm in one process.
+
+    python -m tests.conformance.exact CONFIGS [NAME ...]
+
+CONFIGS has the format of tests/vectors/architectures.json. Each model gets random weights and is
+cut into 2 and 3 stages; the logits of a prompt and 16 greedy steps are compared bit by bit. Prints
+a line for each architecture (exact, refused and why, or the largest difference) and a count; exits
+with 1 when any differs.
+"""
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from tests.conformance.exact_rank import Task, make_model
+
+RING_SIZES = (2, 3)
+_TASK_SECONDS = 120.0
+
+
+@dataclass
+class Rank:
+    """One process."""
+
+    process: asyncio.subprocess.Process
+
+    @staticmethod
+    async def start(*arguments: str) -> "Rank":
+        """Start a process."""
+        return Rank(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.conformance.exact_rank", *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        )
+
+    async def run(self, task: Task) -> dict[str, Any]:
+        """Return the answer to a task; that it ended counts as one."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(ConnectionError):
+            self.process.stdin.write(task.to_json().encode() + b"\n")
+            await self.process.stdin.drain()
+        line = await self.process.stdout.readline()
+        return dict(json.loads(line)) if line else {"lost": True}
+
+    async def stop(self) -> None:
+        """End the process."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+@dataclass
+class RingOf:
+    """The ranks of a ring of one size; formed anew after a fault."""
+
+    size: int
+    ranks: list[Rank] = field(default_factory=list)
+
+    async def run(self, tasks: list[Task]) -> list[dict[str, Any]]:
+        """Return the answers of all ranks."""
+        if not self.ranks:
+            ports = _free_ports(self.size)
+            hosts = json.dumps([f"127.0.0.1:{port}" for port in ports])
+            self.ranks = [await Rank.start(str(rank), hosts) for rank in range(self.size)]
+        running = [
+            asyncio.create_task(rank.run(task))
+            for rank, task in zip(self.ranks, tasks, strict=True)
+        ]
+        answers = []
+        try:
+            async with asyncio.timeout(_TASK_SECONDS):
+                for answered in asyncio.as_completed(running):
+                    answers.append(await answered)
+                    if "refused" in answers[-1]:
+                        break  # the others wait for this one in vain
+        except TimeoutError:
+            answers.append({"refused": f"no answer within {_TASK_SECONDS:.0f} s"})
+        if any(answer.keys() & {"refused", "lost"} for answer in answers):
+            await self.stop()
+            await asyncio.wait(running)
+        return answers
+
+    async def stop(self) -> None:
+        """End all ranks."""
+        for rank in self.ranks:
+            await rank.stop()
+        self.ranks = []
+
+
+class Comparison:
+    """Compares one architecture after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._whole: Rank | None = None
+        self._rings = [RingOf(size) for size in RING_SIZES]
+
+    async def stop(self) -> None:
+        """End all processes."""
+        if self._whole is not None:
+            await self._whole.stop()
+        for ring in self._rings:
+            await ring.stop()
+
+    async def verdict(self, name: str, config: dict[str, Any]) -> tuple[str, bool]:
+        """Return what came of an architecture, and whether that is as it should be."""
+        folder = self._folder / name
+        try:
+            layer_count = make_model(config, folder)
+            expected = await self._expected(folder, layer_count)
+            if isinstance(expected, str):
+                return f"mlx-lm itself fails: {expected}", False
+            found = []
+            for ring in self._rings:
+                if layer_count >= ring.size:
+                    found.append((ring.size, await self._on(ring, folder, layer_count, expected)))
+            return _summary(found)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _expected(self, folder: Path, layer_count: int) -> mx.array | str:
+        if self._whole is None:
+            self._whole = await Rank.start()
+        answer = await self._whole.run(
+            Task(str(folder), 0, layer_count, str(folder / "whole.safetensors"))
+        )
+        if "logits" in answer:
+            return _logits(answer["logits"])
+        await self._whole.stop()
+        self._whole = None
+        return str(answer.get("refused", "its process died"))
+
+    async def _on(
+        self, ring: RingOf, folder: Path, layer_count: int, expected: mx.array
+    ) -> float | str:
+        """Return the largest difference of any logit, or why there are none."""
+        cuts = [round(i * layer_count / ring.size) for i in range(ring.size + 1)]
+        logits = str(folder / f"{ring.size}.safetensors")
+        answers = await ring.run(
+            [Task(str(folder), cuts[i], cuts[i + 1], logits) for i in range(ring.size)]
+        )
+        for answer in answers:
+            if "refused" in answer:
+                return str(answer["refused"])
+        if not any("logits" in answer for answer in answers):
+            return "a rank died"
+        got = _logits(logits)
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            return f"logits {got.shape} {got.dtype} instead of {expected.shape} {expected.dtype}"
+        if mx.array_equal(got, expected):
+            return 0.0
+        difference: Any = mx.abs(got - expected).max().item()
+        return float(difference)
+
+
+def _logits(path: str) -> mx.array:
+    loaded = mx.load(path)
+    assert isinstance(loaded, dict)
+    logits = loaded["logits"]
+    assert isinstance(logits, mx.array)
+    return logits
+
+
+def _summary(found: list[tuple[int, float | str]]) -> tuple[str, bool]:
+    refused = [f"on {size}: {what}" for size, what in found if isinstance(what, str)]
+    wrong = [f"{what:.3g} on {size}" for size, what in found if isinstance(what, float) and what]
+    if wrong:
+        return f"differs by {', '.join(wrong)}", False
+    if any("rank died" in why or why.startswith("logits") for why in refused):
+        return "; ".join(refused), False
+    if refused:
+        return f"refused ({refused[0]})", True
+    return f"exact on {' and '.join(str(size) for size, _ in found)}", True
+
+
+async def run(configs: list[dict[str, Any]]) -> int:
+    """Compare, print, and return how many are not as they should be."""
+    folder = Path(tempfile.mkdtemp(prefix="exact-"))
+    comparison = Comparison(folder)
+    counts = {"exact": 0, "refused": 0, "wrong": 0}
+    try:
+        for config in configs:
+            name = str(config["model_type"])
+            said, right = await comparison.verdict(name, config)
+            counts[said.split()[0] if right else "wrong"] += 1
+            print(f"{name}: {said}", flush=True)
+    finally:
+        await comparison.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    return counts["wrong"]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def main() -> None:
+    """Compare the architectures of the file named on the command line."""
+    if len(sys.argv) < 2:
+        sys.exit("Usage: python -m tests.conformance.exact CONFIGS [NAME ...]")
+    configs = json.loads(Path(sys.argv[1]).read_text())
+    names = set(sys.argv[2:])
+    chosen = [c for c in configs if not names or c["model_type"] in names]
+    sys.exit(1 if asyncio.run(run(chosen)) else 0)
+
+
+if __name__ == "__main__":
+    main()

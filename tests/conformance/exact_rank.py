@@ -1,0 +1,135 @@
+"""One process of `tests.conformance.exact`: the whole of a model, or one rank of a ring.
+
+    python -m tests.conformance.exact_rank            the whole, by mlx-lm alone
+    python -m tests.conformance.exact_rank RANK HOSTS a rank; HOSTS is its JSON host list
+
+Reads lines of JSON (see `Task`) and answers each with one line: {"logits": FILE}, {} from a rank
+that samples nothing, or {"refused": WHY}. Ends at the first fault, as its ring is then broken.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.utils import _get_classes, load_model
+
+from services.runner.domain.request import Sampling
+from services.runner.engine import generation
+from services.runner.engine.loader import load_stage
+from services.runner.engine.ring import Ring
+from services.runner.engine.stage import Stage, StagesUnsupported
+
+PROMPT = [5, 9, 2, 7, 11, 3, 8]
+STEPS = 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model folder to compute with, the layers of this rank, and where to write logits."""
+
+    folder: str
+    start: int
+    end: int
+    logits: str
+
+    def to_json(self) -> str:
+        """Return the task as one line."""
+        return json.dumps(asdict(self))
+
+
+def make_model(config: dict[str, Any], folder: Path) -> int:
+    """Write a model of this configuration with random weights; return its number of layers."""
+    mx.random.seed(0)
+    model_class, arguments = _get_classes(config)
+    model: nn.Module = model_class(arguments.from_dict(config))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    model.save_weights(str(folder / "model.safetensors"))
+    return len(model.layers)
+
+
+class _Recorded:
+    """A stage that keeps the logits of every sampling step."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.logits: list[mx.array] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        result = self._stage(inputs, cache)
+        if self._stage.is_last and inputs.shape[1] == 1:
+            self.logits.append(result[:, -1, :])
+        return result
+
+
+def run_whole(task: Task) -> dict[str, Any]:
+    """Compute with mlx-lm's own generation, in one process."""
+    model, _ = load_model(Path(task.folder))
+    recorded: list[mx.array] = []
+    original = type(model)
+
+    def call(self: nn.Module, tokens: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        result: mx.array = original.__call__(self, tokens, *args, **kwargs)
+        if tokens.shape[1] == 1:
+            recorded.append(result[:, -1, :])
+        return result
+
+    model.__class__ = type(original.__name__, (original,), {"__call__": call})
+    stage = Stage(model, 0, len(model.layers))
+    list(generation.generate_alone(stage, PROMPT, Sampling(), STEPS + 1))
+    return _written(recorded, task)
+
+
+def run_rank(task: Task, ring: Ring) -> dict[str, Any]:
+    """Compute one stage, as the product's ranks do."""
+    stage = load_stage(Path(task.folder), task.start, task.end)
+    recorded: Any = _Recorded(stage)
+    if ring.rank == 0:
+        for _ in generation.generate_as_head(recorded, ring, PROMPT, STEPS + 1):
+            pass
+        return {}
+    generation.follow(recorded, ring, Sampling(), check=True)
+    return _written(recorded.logits, task) if ring.is_last else {}
+
+
+def _written(logits: list[mx.array], task: Task) -> dict[str, Any]:
+    # mlx-lm computes one step more than it is asked for, ahead of its reader.
+    kept = mx.concatenate(logits[: STEPS + 1])
+    mx.save_safetensors(task.logits, {"logits": kept})
+    return {"logits": task.logits}
+
+
+def _tasks() -> Iterator[Task]:
+    for line in sys.stdin:
+        yield Task(**json.loads(line))
+
+
+def main() -> None:
+    """Answer tasks until the input ends or one fails."""
+    mx.set_default_device(mx.cpu)
+    ring = Ring(int(sys.argv[1]), tuple(json.loads(sys.argv[2]))) if len(sys.argv) > 1 else None
+    for task in _tasks():
+        try:
+            answer = run_whole(task) if ring is None else run_rank(task, ring)
+        except (
+            StagesUnsupported,
+            FloatingPointError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as why:
+            print(json.dumps({"refused": f"{type(why).__name__}: {why}"}), flush=True)
+            sys.exit(1)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
