@@ -94,7 +94,9 @@ class Child:
                 self._send(Connected())
             case Load():
                 with self._span("load"):
-                    memory = self._engine.load(Path(command.path), command.start, command.end)
+                    memory = self._engine.load(
+                        Path(command.path), command.start, command.end, tensor=command.tensor
+                    )
                 self._send(Loaded(memory))
             case WarmUp():
                 with self._span("warm-up"):

@@ -17,11 +17,12 @@ class Connect:
 
 @dataclass(frozen=True)
 class Load:
-    """Read layers [start, end) of the model in folder `path`."""
+    """Read layers [start, end) of the model in folder `path`; with `tensor` a part of each."""
 
     path: str
     start: int
     end: int
+    tensor: bool
 
 
 @dataclass(frozen=True)

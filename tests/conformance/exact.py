@@ -3,9 +3,10 @@
     python -m tests.conformance.exact CONFIGS [NAME ...]
 
 CONFIGS has the format of tests/vectors/architectures.json. Each model gets random weights and is
-cut into 2 and 3 stages; the logits of a prompt and 16 greedy steps are compared bit by bit. Prints
-a line for each architecture (exact, refused and why, or the largest difference) and a count; exits
-with 1 when any differs.
+cut into 2 and 3 stages; the logits of a prompt and 16 greedy steps are compared bit by bit. Where
+mlx-lm can split layers, 2 and 4 tensor ranks must choose the same tokens. Prints a line for each
+architecture (exact, refused and why, or the largest difference) and a count; exits with 1 when any
+differs.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ import mlx.core as mx
 from tests.conformance.exact_rank import Task, make_model
 
 RING_SIZES = (2, 3)
+TENSOR_SIZES = (2, 4)
 _TASK_SECONDS = 120.0
 
 
@@ -106,28 +108,33 @@ class Comparison:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._whole: Rank | None = None
-        self._rings = [RingOf(size) for size in RING_SIZES]
+        self._rings = {size: RingOf(size) for size in {*RING_SIZES, *TENSOR_SIZES}}
 
     async def stop(self) -> None:
         """End all processes."""
         if self._whole is not None:
             await self._whole.stop()
-        for ring in self._rings:
+        for ring in self._rings.values():
             await ring.stop()
 
     async def verdict(self, name: str, config: dict[str, Any]) -> tuple[str, bool]:
         """Return what came of an architecture, and whether that is as it should be."""
         folder = self._folder / name
         try:
-            layer_count = make_model(config, folder)
+            layer_count, can_split = make_model(config, folder)
             expected = await self._expected(folder, layer_count)
             if isinstance(expected, str):
                 return f"mlx-lm itself fails: {expected}", False
             found = []
-            for ring in self._rings:
-                if layer_count >= ring.size:
-                    found.append((ring.size, await self._on(ring, folder, layer_count, expected)))
-            return _summary(found)
+            for size in RING_SIZES:
+                if layer_count >= size:
+                    ring = self._rings[size]
+                    found.append((size, await self._on(ring, folder, layer_count, expected)))
+            split = []
+            for size in TENSOR_SIZES if can_split else ():
+                tokens = mx.argmax(expected, axis=-1)
+                split.append((size, await self._split_on(size, folder, layer_count, tokens)))
+            return _summary(found, split)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,10 +145,23 @@ class Comparison:
             Task(str(folder), 0, layer_count, str(folder / "whole.safetensors"))
         )
         if "logits" in answer:
-            return _logits(answer["logits"])
+            return _loaded(answer["logits"], "logits")
         await self._whole.stop()
         self._whole = None
         return str(answer.get("refused", "its process died"))
+
+    async def _split_on(self, size: int, folder: Path, layer_count: int, expected: mx.array) -> str:
+        """Return "" when tensor ranks choose the expected tokens, else what they do."""
+        path = str(folder / f"tensor-{size}.safetensors")
+        task = Task(str(folder), 0, layer_count, path, tensor=True)
+        answers = await self._rings[size].run([task] * size)
+        for answer in answers:
+            if "refused" in answer:
+                return f"refused ({answer['refused']})"
+        if not any("logits" in answer for answer in answers):
+            return "a rank died"
+        tokens = _loaded(path, "tokens")
+        return "" if mx.array_equal(tokens, expected) else "other tokens"
 
     async def _on(
         self, ring: RingOf, folder: Path, layer_count: int, expected: mx.array
@@ -157,7 +177,7 @@ class Comparison:
                 return str(answer["refused"])
         if not any("logits" in answer for answer in answers):
             return "a rank died"
-        got = _logits(logits)
+        got = _loaded(logits, "logits")
         if got.shape != expected.shape or got.dtype != expected.dtype:
             return f"logits {got.shape} {got.dtype} instead of {expected.shape} {expected.dtype}"
         if mx.array_equal(got, expected):
@@ -166,15 +186,27 @@ class Comparison:
         return float(difference)
 
 
-def _logits(path: str) -> mx.array:
+def _loaded(path: str, name: str) -> mx.array:
     loaded = mx.load(path)
     assert isinstance(loaded, dict)
-    logits = loaded["logits"]
-    assert isinstance(logits, mx.array)
-    return logits
+    array = loaded[name]
+    assert isinstance(array, mx.array)
+    return array
 
 
-def _summary(found: list[tuple[int, float | str]]) -> tuple[str, bool]:
+def _summary(
+    found: list[tuple[int, float | str]], split: list[tuple[int, str]]
+) -> tuple[str, bool]:
+    said, right = _staged(found)
+    same = [str(size) for size, what in split if not what]
+    if same:
+        said += f"; same tokens on {' and '.join(same)} tensor ranks"
+    other = [(size, what) for size, what in split if what]
+    said += "".join(f"; on {size} tensor ranks {what}" for size, what in other)
+    return said, right and all(what.startswith("refused") for _, what in other)
+
+
+def _staged(found: list[tuple[int, float | str]]) -> tuple[str, bool]:
     refused = [f"on {size}: {what}" for size, what in found if isinstance(what, str)]
     wrong = [f"{what:.3g} on {size}" for size, what in found if isinstance(what, float) and what]
     if wrong:

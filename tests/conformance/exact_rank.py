@@ -19,38 +19,54 @@ import mlx.nn as nn
 from mlx_lm.utils import _get_classes, load_model
 
 from services.runner.domain.request import Sampling
-from services.runner.engine import generation
+from services.runner.engine import generation, tensor
 from services.runner.engine.loader import load_stage
 from services.runner.engine.ring import Ring
 from services.runner.engine.stage import Stage, StagesUnsupported
+from services.runner.engine.tensor import TensorUnsupported, load_tensor
 
 PROMPT = [5, 9, 2, 7, 11, 3, 8]
 STEPS = 16
 
 
+_REFUSALS = (
+    StagesUnsupported,
+    TensorUnsupported,
+    FloatingPointError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)
+
+
 @dataclass(frozen=True)
 class Task:
-    """A model folder to compute with, the layers of this rank, and where to write logits."""
+    """A model folder to compute with, the layers of this rank, and where to write logits.
+
+    `tensor`: this rank's part of every layer instead; the head then writes the tokens.
+    """
 
     folder: str
     start: int
     end: int
     logits: str
+    tensor: bool = False
 
     def to_json(self) -> str:
         """Return the task as one line."""
         return json.dumps(asdict(self))
 
 
-def make_model(config: dict[str, Any], folder: Path) -> int:
-    """Write a model of this configuration with random weights; return its number of layers."""
+def make_model(config: dict[str, Any], folder: Path) -> tuple[int, bool]:
+    """Write a model of this configuration with random weights; return its number of layers, and
+    whether mlx-lm can split them."""
     mx.random.seed(0)
     model_class, arguments = _get_classes(config)
     model: nn.Module = model_class(arguments.from_dict(config))
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     model.save_weights(str(folder / "model.safetensors"))
-    return len(model.layers)
+    return len(model.layers), hasattr(model, "shard")
 
 
 class _Recorded:
@@ -89,7 +105,9 @@ def run_whole(task: Task) -> dict[str, Any]:
 
 
 def run_rank(task: Task, ring: Ring) -> dict[str, Any]:
-    """Compute one stage, as the product's ranks do."""
+    """Compute one stage, or one part of every layer, as the product's ranks do."""
+    if task.tensor:
+        return _run_tensor_rank(task, ring)
     stage = load_stage(Path(task.folder), task.start, task.end)
     recorded: Any = _Recorded(stage)
     if ring.rank == 0:
@@ -98,6 +116,18 @@ def run_rank(task: Task, ring: Ring) -> dict[str, Any]:
         return {}
     generation.follow(recorded, ring, Sampling(), check=True)
     return _written(recorded.logits, task) if ring.is_last else {}
+
+
+def _run_tensor_rank(task: Task, ring: Ring) -> dict[str, Any]:
+    model = load_tensor(Path(task.folder), ring)
+    if ring.rank:
+        tensor.follow(model, ring)
+        return {}
+    tokens = tensor.generate_as_head(
+        model, ring, PROMPT, Sampling(), STEPS + 1, lambda _: None, check=True
+    )
+    mx.save_safetensors(task.logits, {"tokens": mx.array(list(tokens))})
+    return {"logits": task.logits}
 
 
 def _written(logits: list[mx.array], task: Task) -> dict[str, Any]:
@@ -119,13 +149,7 @@ def main() -> None:
     for task in _tasks():
         try:
             answer = run_whole(task) if ring is None else run_rank(task, ring)
-        except (
-            StagesUnsupported,
-            FloatingPointError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as why:
+        except _REFUSALS as why:
             print(json.dumps({"refused": f"{type(why).__name__}: {why}"}), flush=True)
             sys.exit(1)
         print(json.dumps(answer), flush=True)

@@ -41,6 +41,10 @@ class Ring:
     layer_count: int
     ranks: tuple[Rank, ...]
     document: bytes = b""
+    # True: every rank holds a part of every layer. False: each holds whole layers of its own.
+    is_tensor: bool = False
+    # False: the ranks would talk over something else than MLX's TCP ring.
+    is_mlx_ring: bool = True
 
     @property
     def head(self) -> Rank:
@@ -65,6 +69,8 @@ def check_ring(ring: Ring) -> None:
         raise invalid_field("placement.ranks", ring.world_size, "1 to 1024 ranks")
     if len({rank.node_id for rank in ring.ranks}) != ring.world_size:
         raise invalid_field("placement.ranks.node_id", "repeated", "each node once")
+    if not ring.is_mlx_ring:
+        raise invalid_field("placement.ring_backend", "JACCL", "MLX_RING, the one this node runs")
     at = 0
     for index, rank in enumerate(ring.ranks):
         field = f"placement.ranks[{index}]"
@@ -72,9 +78,13 @@ def check_ring(ring: Ring) -> None:
             raise invalid_field(f"{field}.rank", rank.rank, str(index))
         _check_node(field, rank)
         start, end = rank.layers
+        if ring.is_tensor:
+            at = 0
         if start != at or end <= start:
             raise invalid_field(f"{field}.layers", f"[{start}, {end})", f"a range from {at} on")
         at = end
+        if ring.is_tensor and end != ring.layer_count:
+            raise invalid_field(f"{field}.layers", f"[{start}, {end})", "all layers, with TENSOR")
         expected = 0 if ring.world_size == 1 else ring.world_size
         if len(rank.hosts) != expected:
             raise invalid_field(f"{field}.hosts", len(rank.hosts), f"{expected} entries")

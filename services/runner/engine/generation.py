@@ -16,7 +16,7 @@ from services.runner.engine.ring import Op, Ring, Step
 from services.runner.engine.stage import Stage
 
 PREFILL_CHUNK_TOKENS = 2048
-_CLEAR_INTERVAL_TOKENS = 256
+CLEAR_INTERVAL_TOKENS = 256
 
 OnProgress = Callable[[int], None]
 
@@ -74,7 +74,7 @@ def generate_as_head(
             ring.send(Step(Op.SAMPLE, stage(token[None], cache)))
             token = ring.receive_token()
             yield _id(token)
-            if count % _CLEAR_INTERVAL_TOKENS == 0:
+            if count % CLEAR_INTERVAL_TOKENS == 0:
                 mx.clear_cache()
     finally:
         ring.send(Step(Op.END))
@@ -106,7 +106,7 @@ def follow(stage: Stage, ring: Ring, sampling: Sampling, *, check: bool = False)
             mx.clear_cache()
         else:
             sampled += 1
-            if sampled % _CLEAR_INTERVAL_TOKENS == 0:
+            if sampled % CLEAR_INTERVAL_TOKENS == 0:
                 mx.clear_cache()
     if not ring.is_last:
         ring.send(Step(Op.END))

@@ -54,8 +54,8 @@ class Ring:
             json.dump([[host] for host in hosts], file)
             file.seek(0)
             os.environ |= {"MLX_HOSTFILE": f"/dev/fd/{file.fileno()}", "MLX_RANK": str(rank)}
-            self._group = mx.distributed.init(backend="ring", strict=True)
-        self.rank, self.size = self._group.rank(), self._group.size()
+            self.group = mx.distributed.init(backend="ring", strict=True)
+        self.rank, self.size = self.group.rank(), self.group.size()
         if (self.rank, self.size) != (rank, len(hosts)):
             raise RuntimeError(
                 f"joined as rank {self.rank} of {self.size} instead of {rank} of {len(hosts)}"
@@ -80,16 +80,16 @@ class Ring:
             header = [step.op, *hidden.shape[1:], _DTYPES.index(hidden.dtype)]
         first = mx.array(header, mx.int32)
         if hidden is None:
-            mx.eval(mx.distributed.send(first, self.right, group=self._group))
+            mx.eval(mx.distributed.send(first, self.right, group=self.group))
             return
         # Sends are evaluated in any order unless one depends on the other. The header waits for
         # the hidden state to be computed: it wakes the receiver, which then should not wait long.
-        announced = mx.distributed.send(mx.depends(first, hidden), self.right, group=self._group)
-        mx.eval(mx.distributed.send(mx.depends(hidden, announced), self.right, group=self._group))
+        announced = mx.distributed.send(mx.depends(first, hidden), self.right, group=self.group)
+        mx.eval(mx.distributed.send(mx.depends(hidden, announced), self.right, group=self.group))
 
     def receive(self) -> Step:
         """Wait for the left neighbour's next step."""
-        group = self._group
+        group = self.group
         self._arrivals.poll()
         header = mx.distributed.recv((4,), mx.int32, self.left, group=group)
         numbers: Any = header.tolist()
@@ -103,12 +103,12 @@ class Ring:
 
     def send_token(self, token: mx.array) -> None:
         """On the last rank: send the sampled token, int32 [1], to rank 0."""
-        mx.eval(mx.distributed.send(token.astype(mx.int32), self.right, group=self._group))
+        mx.eval(mx.distributed.send(token.astype(mx.int32), self.right, group=self.group))
 
     def receive_token(self) -> mx.array:
         """On rank 0: wait for the token, int32 [1]."""
         self._arrivals.poll()
-        token = mx.distributed.recv((1,), mx.int32, self.left, group=self._group)
+        token = mx.distributed.recv((1,), mx.int32, self.left, group=self.group)
         mx.eval(token)
         return token
 

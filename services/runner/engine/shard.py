@@ -6,16 +6,18 @@ from contextlib import closing
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm import utils
 from opentelemetry import trace
 
 from services.common.errors import Reason
 from services.runner.child_protocol import Event, Finished, Followed, Progress, Run, Tokens
 from services.runner.domain.request import Input, Sampling
-from services.runner.engine import generation
+from services.runner.engine import generation, tensor
 from services.runner.engine.loader import WeightsMissing, load_stage
 from services.runner.engine.ring import Ring
 from services.runner.engine.stage import Stage, StagesUnsupported
+from services.runner.engine.tensor import TensorUnsupported, load_tensor
 from services.runner.engine.text import Tokenizer
 
 tracer = trace.get_tracer(__name__)
@@ -43,6 +45,8 @@ class ShardEngine:
         self._send = send
         self._ring: Ring | None = None
         self._stage: Stage | None = None
+        # Instead of a stage, where every layer is split.
+        self._split: nn.Module | None = None
         self._tokenizer: Tokenizer | None = None
         self._is_head = True
         self._expected: set[str] = set()
@@ -60,17 +64,23 @@ class ShardEngine:
         if hosts:
             self._ring = Ring(rank, hosts)
 
-    def load(self, path: Path, start: int, end: int) -> int:
+    def load(self, path: Path, start: int, end: int, *, tensor: bool = False) -> int:
         """Load layers [start, end), and the tokenizer on the head; return bytes in memory.
 
-        Raises LoadError.
+        `tensor`: this rank's part of each layer. Raises LoadError.
         """
         try:
-            self._stage = load_stage(path, start, end)
+            if tensor and self._ring is not None:
+                self._split = load_tensor(path, self._ring)
+            else:
+                self._stage = load_stage(path, start, end)
             if self._is_head:
                 self._tokenizer = Tokenizer(path)
         except StagesUnsupported as error:
             raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
+        except TensorUnsupported as error:
+            text = f"This model cannot be tensor-sharded over this ring ({error})."
+            raise LoadError(Reason.SHARDING_UNSUPPORTED, text) from error
         except (WeightsMissing, FileNotFoundError) as error:
             raise LoadError(Reason.MODEL_MALFORMED, str(error)) from error
         return int(mx.get_active_memory())
@@ -80,17 +90,15 @@ class ShardEngine:
 
         Raises LoadError when the numbers that come out are none.
         """
-        assert self._stage is not None
         try:
             if self._is_head:
                 prompt, count = list(_WARM_UP_PROMPT), _WARM_UP_TOKENS
-                for _ in self._generate(self._stage, prompt, Sampling(), count):
+                for _ in self._generate(prompt, Sampling(), count):
                     pass
                 if self._ring is None:
-                    self._check_alone(self._stage)
+                    self._check_alone()
             else:
-                assert self._ring is not None
-                generation.follow(self._stage, self._ring, Sampling(), check=True)
+                self._follow(Sampling(), check=True)
         except FloatingPointError as error:
             if self._ring is None:
                 raise LoadError(Reason.MODEL_MALFORMED, str(error)) from error
@@ -116,20 +124,25 @@ class ShardEngine:
 
     def run(self, request: Run) -> None:
         """Work on a request until it ends; send what comes of it, or that this rank followed."""
-        assert self._stage is not None
         if self._is_head:
-            finished = self._run_as_head(self._stage, request)
+            finished = self._run_as_head(request)
             self._expected.discard(request.request_id)
             self._cancelled.discard(request.request_id)
             self._send(finished)
         else:
-            assert self._ring is not None
             with tracer.start_as_current_span("stage") as span:
-                counts = generation.follow(self._stage, self._ring, request.sampling)
+                counts = self._follow(request.sampling)
                 span.set_attributes({"prompt_tokens": counts[0], "completion_tokens": counts[1]})
             self._send(Followed(request.request_id))
 
-    def _run_as_head(self, stage: Stage, request: Run) -> Finished:
+    def _follow(self, sampling: Sampling, *, check: bool = False) -> tuple[int, int]:
+        assert self._ring is not None
+        if self._split is not None:
+            return tensor.follow(self._split, self._ring)
+        assert self._stage is not None
+        return generation.follow(self._stage, self._ring, sampling, check=check)
+
+    def _run_as_head(self, request: Run) -> Finished:
         assert self._tokenizer is not None
         request_id, prompt = request.request_id, list(request.prompt_token_ids)
         limit = self._tokenizer.room(len(prompt))
@@ -141,7 +154,7 @@ class ShardEngine:
         prefill = tracer.start_span("prefill", attributes={"prompt_tokens": len(prompt)})
         decode = None
         try:
-            stream = self._generate(stage, prompt, request.sampling, limit, request_id)
+            stream = self._generate(prompt, request.sampling, limit, request_id)
             with closing(stream):
                 for token in stream:
                     if first is None:
@@ -175,24 +188,32 @@ class ShardEngine:
         )
 
     def _generate(
-        self, stage: Stage, prompt: list[int], sampling: Sampling, limit: int, request_id: str = ""
+        self, prompt: list[int], sampling: Sampling, limit: int, request_id: str = ""
     ) -> Generator[int, None, None]:
+        """Yield token ids; a request without an id is the warm-up, whose numbers are checked."""
+
         def on_progress(done: int) -> None:
             if request_id:
                 self._send(Progress(request_id, done))
                 self._raise_if_cancelled(request_id)
 
+        if self._split is not None:
+            assert self._ring is not None
+            return tensor.generate_as_head(
+                self._split, self._ring, prompt, sampling, limit, on_progress, check=not request_id
+            )
+        assert self._stage is not None
         if self._ring is None:
-            return generation.generate_alone(stage, prompt, sampling, limit, on_progress)
-        return generation.generate_as_head(stage, self._ring, prompt, limit, on_progress)
+            return generation.generate_alone(self._stage, prompt, sampling, limit, on_progress)
+        return generation.generate_as_head(self._stage, self._ring, prompt, limit, on_progress)
 
     def _raise_if_cancelled(self, request_id: str) -> None:
         if request_id in self._cancelled:
             raise _Cancelled
 
-    @staticmethod
-    def _check_alone(stage: Stage) -> None:
-        logits = stage(mx.array([_WARM_UP_PROMPT]), stage.make_cache())
+    def _check_alone(self) -> None:
+        assert self._stage is not None
+        logits = self._stage(mx.array([_WARM_UP_PROMPT]), self._stage.make_cache())
         generation.check_logits(logits)
 
 

@@ -38,6 +38,8 @@ def ring_from_proto(placement: placement_pb2.Placement) -> Ring:
             for rank in placement.ranks
         ),
         document=placement.SerializeToString(deterministic=True),
+        is_tensor=placement.sharding == common_pb2.SHARDING_TENSOR,
+        is_mlx_ring=placement.ring_backend != common_pb2.RING_BACKEND_JACCL,
     )
 
 
