@@ -130,12 +130,17 @@ async def _place(cluster: Cluster, wanted: Wanted, request_id: str) -> placement
 
 
 def _fulfils(placement: placement_pb2.Placement, wanted: Wanted) -> bool:
-    node_ids = {rank.node_id for rank in placement.ranks}
+    layers = {rank.node_id: rank.layers.end - rank.layers.start for rank in placement.ranks}
     constraints = wanted.constraints
+    cached = any(rank.cache_bytes for rank in placement.ranks)
     return (
-        len(node_ids) >= constraints.min_node_count
-        and node_ids.issuperset(constraints.required_node_ids)
-        and node_ids.isdisjoint(constraints.excluded_node_ids)
+        len(layers) >= constraints.min_node_count
+        and layers.keys() >= set(constraints.required_node_ids)
+        and layers.keys().isdisjoint(constraints.excluded_node_ids)
+        and all(layers.get(n) == count for n, count in constraints.layer_counts.items())
+        and all(layers.get(n, 0) <= most for n, most in constraints.max_layer_counts.items())
+        # How much cache was set aside for how many tokens, a placement does not say.
+        and (cached or not constraints.context_token_count)
     )
 
 

@@ -1,5 +1,6 @@
 """`shardring run`."""
 
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -25,11 +26,7 @@ async def run(
     model: str,
     prompt: str,
     keep: bool,
-    min_nodes: int,
-    require: tuple[str, ...],
-    exclude: tuple[str, ...],
-    revision: str,
-    **asking: Any,
+    **options: Any,
 ) -> None:
     """Answer PROMPT with MODEL ("organisation/name"), whatever that takes.
 
@@ -37,15 +34,9 @@ async def run(
     one, and stops it afterwards unless told to --keep it. The answer goes to standard output,
     all else to standard error.
     """
-    question = Question(prompt, **asking)
-    wanted = await wanted_placement(
-        shell.cluster,
-        model,
-        min_nodes=min_nodes,
-        require=require,
-        exclude=exclude,
-        revision=revision,
-    )
+    asking = options.keys() & {field.name for field in fields(Question)}
+    question = Question(prompt, **{name: options.pop(name) for name in asking})
+    wanted = await wanted_placement(shell.cluster, model, **options)
     found = await _ready(shell, wanted)
     if found is not None:
         await ask(shell, shell.cluster.head(found.placement), found, question)
