@@ -151,18 +151,40 @@ class Cluster:
         )
         return response.model
 
-    async def models(self) -> list[downloads_service_pb2.ModelOnNodes]:
-        """Return every model that is on any node's disk."""
-        models: list[downloads_service_pb2.ModelOnNodes] = []
+    async def models(self) -> downloads_service_pb2.ListModelsResponse:
+        """Return every model that is on any node's disk, and the room on each disk."""
+        found = downloads_service_pb2.ListModelsResponse()
         request = downloads_service_pb2.ListModelsRequest(page_size=_PAGE_SIZE)
         while True:
             response = await self._downloads.unary(
                 self._downloads_stub.ListModels, request, timeout=QUICK_SECONDS
             )
-            models += response.models
+            found.models.extend(response.models)
             request.page_token = response.next_page_token
             if not request.page_token:
-                return models
+                found.disks.extend(response.disks)
+                return found
+
+    async def verify_model(
+        self, node_id: str, model_id: str
+    ) -> AsyncGenerator[downloads_service_pb2.Verification, None]:
+        """Compare a model's files on a node's disk with their hashes; yield how far that is.
+
+        Closing the generator stops it.
+        """
+        request = downloads_service_pb2.VerifyModelRequest(node_id=node_id, model_id=model_id)
+        stream = self._downloads.stream(self._downloads_stub.VerifyModel, request)
+        async with aclosing(stream):
+            async for response in stream:
+                yield response.verification
+
+    async def delete_model(self, node_id: str, model_id: str) -> int:
+        """Remove a model from a node's disk; return the bytes freed."""
+        request = downloads_service_pb2.DeleteModelRequest(node_id=node_id, model_id=model_id)
+        response = await self._downloads.unary(
+            self._downloads_stub.DeleteModel, request, timeout=HUB_SECONDS
+        )
+        return response.freed_bytes
 
     async def list_downloads(self, model_id: str) -> list[downloads_pb2.Download]:
         """Return all downloads of a model, newest first."""

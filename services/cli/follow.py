@@ -17,8 +17,10 @@ from shardring.downloads.v1 import downloads_pb2
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 _REFRESHES_PER_SECOND = 5
-# Off a terminal a line tells of each such part of a download.
+# Off a terminal a line tells of each such part of a shard's download.
 _STEPS = 4
+# Off a terminal, between two lines about a download that goes on.
+_LINE_SECONDS = 5.0
 
 DOWNLOAD_ENDS = (
     downloads_pb2.DOWNLOAD_STATE_COMPLETED,
@@ -57,26 +59,37 @@ async def follow_downloads(
     started: Sequence[downloads_pb2.Download],
     names: NodeNames,
     console: Console,
+    on_end: Callable[[downloads_pb2.Download], None] | None = None,
+    hint: str = "",
 ) -> list[downloads_pb2.Download]:
     """Show downloads until all `started` ones have ended; return them as they then are.
 
-    `updates` are those of `Cluster.watch_downloads`, whose errors pass through.
+    `updates` are those of `Cluster.watch_downloads`, whose errors pass through. `on_end` hears of
+    each that has ended, once, in place of the console. On a terminal `hint` stands below.
     """
     current = {download.download_id: download for download in started}
+    ended: set[str] = set()
     lines = _Lines(console)
 
     def take(downloads: Sequence[downloads_pb2.Download]) -> None:
         for download in downloads:
             current[download.download_id] = download
-            total = download.total_bytes
-            step = download.downloaded_bytes * _STEPS // total if total else 0
-            key = (download.state, step)
-            lines.tell(download.download_id, key, partial(download_line, download, names))
+            over = download.state in DOWNLOAD_ENDS
+            if not over or on_end is None:
+                key = (download.state, 0 if over else int(time.monotonic() / _LINE_SECONDS))
+                lines.tell(download.download_id, key, partial(download_line, download, names))
+            elif download.download_id not in ended:
+                ended.add(download.download_id)
+                on_end(download)
+
+    def render() -> RenderableType:
+        shown = list(current.values())
+        return downloads_progress(shown, names, width=console.width, hint="" if done() else hint)
 
     def done() -> bool:
         return all(download.state in DOWNLOAD_ENDS for download in current.values())
 
-    with _live(console, lambda: downloads_progress(list(current.values()), names)):
+    with _live(console, render):
         take(started)
         if not done():
             async for downloads in updates:

@@ -29,6 +29,7 @@ class Wanted:
     model_id: str
     revision: str
     constraints: placement_service_pb2.PlacementConstraints
+    objective: placement_pb2.Objective.ValueType = placement_pb2.OBJECTIVE_UNSPECIFIED
 
 
 async def bring_up(
@@ -125,6 +126,7 @@ async def _place(cluster: Cluster, wanted: Wanted, request_id: str) -> placement
             revision=wanted.revision,
             constraints=wanted.constraints,
             request_id=request_id,
+            objective=wanted.objective,
         )
     )
 

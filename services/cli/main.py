@@ -62,12 +62,19 @@ COMMANDS = {
         "shardring doctor",
     ),
     "models": Lazy(
-        f"{_IN}.models:models", "Show which models are on which nodes.", "shardring models"
+        f"{_IN}.models:models",
+        "Show which models are on which nodes, and verify them.",
+        "shardring models --verify mlx-community/Qwen3-0.6B-4bit",
     ),
     "download": Lazy(
         f"{_IN}.download:download",
         "Fetch a model to nodes' disks.",
         "shardring download mlx-community/Qwen3-0.6B-4bit --node studio-1",
+    ),
+    "rm": Lazy(
+        f"{_IN}.rm:rm",
+        "Remove a model from nodes' disks.",
+        "shardring rm mlx-community/Qwen3-0.6B-4bit --node studio-1",
     ),
     "preview": Lazy(
         f"{_IN}.preview:preview",

@@ -6,6 +6,7 @@ The composition root of a node; the only code that knows all three.
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,21 @@ from services.common.channel import Remote
 from services.common.errors import invalid_field
 from services.common.logs import start_logging
 from services.common.options import option
-from services.common.server import announce, start_server, until_stopped
+from services.common.server import ListenError, announce, start_server, until_stopped
 from services.common.telemetry import start_telemetry
+from services.downloads.worker.node_hub import MAX_PORT, NodeHub
+from services.downloads.worker.options import MAX_PARALLEL_FILES, CacheOptions
+from services.downloads.worker.ways import Way
 from services.downloads.worker.worker import DownloadsWorker
-from services.runner.bootstrap import build_runner
+from services.runner.bootstrap import build_calibrator, build_runner
+from services.runner.domain.calibration import Calibration
 from services.topology.agent.agent import AgentOptions, TopologyAgent
 from services.topology.agent.bursts import BurstGate
 from services.topology.agent.identity import held_identity
 from services.topology.agent.report import MemoryRules
 from services.topology.agent.rpc import identity_registration
 from services.topology.domain.addresses import parsed
+from services.topology.domain.model import Link, Speed
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,12 @@ class NodeOptions:
         "advertises, every address of this machine.",
         env="SHARDRING_NODE_LISTEN",
     )
+    hub_port: int = option(
+        0,
+        "Port where other nodes get models from this node's disk, on the host of --listen. 0: the "
+        "tenth after the port of --listen, or any free one when that is taken.",
+        env="SHARDRING_HUB_PORT",
+    )
     name: str = option("", "Name shown to people. Empty: the host name.", env="SHARDRING_NAME")
     data_dir: str = option(
         "~/.shardring",
@@ -73,6 +85,22 @@ class NodeOptions:
     )
     headroom_gb: float = option(
         1.0, "Free memory to leave alone, in GB.", env="SHARDRING_HEADROOM_GB"
+    )
+    parallel_files: int = option(
+        4,
+        "Files of models that are fetched at a time, by all downloads together.",
+        env="SHARDRING_PARALLEL_FILES",
+    )
+    download_mb_per_second: float = option(
+        0.0,
+        "Most that all downloads together receive, in MB (10^6 bytes) per second. 0: no limit.",
+        env="SHARDRING_DOWNLOAD_MB_PER_SECOND",
+    )
+    calibrate: bool = option(
+        True,
+        "Measure once, while no instance runs, how fast this machine computes, for placements by "
+        "speed.",
+        env="SHARDRING_CALIBRATE",
     )
     lab: bool = option(
         False,
@@ -95,9 +123,14 @@ async def run_node(options: NodeOptions) -> None:
     """
     start_logging(options.log_level)
     listen = parse_host_port(options.listen)
-    for name in ("memory_gb", "headroom_gb"):
+    for name in ("memory_gb", "headroom_gb", "download_mb_per_second"):
         if not 0 <= getattr(options, name) <= 1e6:
             raise invalid_field(name, getattr(options, name), "0 to 1000000")
+    if not 1 <= options.parallel_files <= MAX_PARALLEL_FILES:
+        expected = f"1 to {MAX_PARALLEL_FILES}"
+        raise invalid_field("parallel_files", options.parallel_files, expected)
+    if not 0 <= options.hub_port <= MAX_PORT:
+        raise invalid_field("hub_port", options.hub_port, f"0 to {MAX_PORT}")
     named = named_services(options)
     stopped = asyncio.create_task(until_stopped(), name="until stopped")
     with held_identity(_data_folder(options)) as identity:
@@ -128,27 +161,62 @@ async def run_node(options: NodeOptions) -> None:
             reserved_bytes=runner.reserved_bytes,
             loaded_bytes=runner.loaded_bytes,
         )
+        calibrator = build_calibrator(runner, _data_folder(options), identity.fingerprint)
+        await calibrator.recall()
         agent = TopologyAgent(
-            AgentOptions(topology, identity, address, options.name, options.lab, memory, gate)
+            AgentOptions(
+                topology,
+                identity,
+                address,
+                options.name,
+                options.lab,
+                memory,
+                gate,
+                lambda: speed_of(calibrator.calibration),
+            )
         )
-        worker = DownloadsWorker(identity.node_id, remote)
+        cache = CacheOptions(
+            parallel_files=options.parallel_files,
+            bytes_per_second=options.download_mb_per_second * 1e6,
+        )
+        hub = NodeHub(cache.cache_dir)
+        try:
+            hub_port = await hub.start(listen, options.hub_port)
+        except ListenError:
+            await server.stop()
+            raise
+        worker = DownloadsWorker(
+            identity.node_id,
+            remote,
+            cache,
+            ways=lambda node_id: ways_to(node_id, agent.links()),
+            hub_port=hub_port,
+            in_use=runner.models_in_use,
+        )
         announce("node", address)
         registered = asyncio.create_task(agent.registered.wait(), name="registered")
         running = [
             asyncio.create_task(agent.run(), name="topology agent"),
             asyncio.create_task(_work(worker, agent), name="downloads worker"),
         ]
+        calibrating: asyncio.Task[None] | None = None
         try:
             await _first(registered, stopped, *running)
             await server.set_serving(registered.done())
+            if options.calibrate:
+                calibrating = asyncio.create_task(calibrator.run(), name="calibration")
             await _first(stopped, *running)
         finally:
+            if calibrating is not None:
+                calibrating.cancel()
+                await asyncio.wait([calibrating])
             await server.set_serving(False)
             # In this order: siblings hear of the runner's end while the server still answers.
             await runner.close("is stopping")
             for task in (*running, registered, stopped):
                 task.cancel()
             await asyncio.wait([*running, registered, stopped])
+            await hub.stop()
             await server.stop()
             await remote.close()
         for task in running:
@@ -161,6 +229,27 @@ async def _work(worker: DownloadsWorker, agent: TopologyAgent) -> None:
     not take the first one's place there."""
     await agent.registered.wait()
     await worker.run()
+
+
+def speed_of(calibration: Calibration | None) -> Speed:
+    """Return what topology is told of a calibration, and of none."""
+    if calibration is None:
+        return Speed()
+    return Speed(calibration.weight_bytes_per_second, calibration.multiply_adds_per_second)
+
+
+def ways_to(node_id: str, links: Iterable[Link]) -> list[Way]:
+    """Return the verified ways to another node, the one with the greatest measured throughput
+    first; then those not measured yet, the one with the shortest round trip first."""
+
+    def rank(link: Link) -> tuple[int, int]:
+        return (-link.throughput.bytes_per_second if link.throughput else 0, link.round_trip_ns)
+
+    return [
+        Way(link.sink_address, link.throughput.bytes_per_second if link.throughput else None)
+        for link in sorted(links, key=rank)
+        if link.sink == node_id
+    ]
 
 
 def named_services(options: NodeOptions) -> tuple[HostPort | None, HostPort | None]:

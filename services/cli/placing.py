@@ -11,11 +11,16 @@ from services.cli.instances import Wanted
 from services.cli.names import resolve_nodes
 from services.cli.shell import INT32
 from services.common.errors import invalid_field
-from shardring.placement.v1 import placement_service_pb2
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
 from shardring.topology.v1 import topology_pb2
 
 MAX_GB = 1e6
 _COUNT = re.compile(r"[0-9]{1,9}")
+_OBJECTIVES = {
+    "default": placement_pb2.OBJECTIVE_UNSPECIFIED,
+    "latency": placement_pb2.OBJECTIVE_DECODE_LATENCY,
+    "throughput": placement_pb2.OBJECTIVE_THROUGHPUT,
+}
 
 _OPTIONS = (
     click.option(
@@ -54,6 +59,14 @@ _OPTIONS = (
         default=0.0,
         help="Leave this much more memory free on each node, in GB (10^9 bytes).",
     ),
+    click.option(
+        "--objective",
+        type=click.Choice(list(_OBJECTIVES)),
+        default="default",
+        show_default=True,
+        help="What to be best at: the usual rules, or the predicted time from token to token of "
+        "one request, or the predicted tokens per second of many.",
+    ),
     click.option("--revision", default="", help="Branch, tag or commit.  [default: main]"),
 )
 
@@ -77,6 +90,7 @@ async def wanted_placement(
     context: int,
     concurrent: int,
     keep_free_gb: float,
+    objective: str,
     revision: str,
 ) -> Wanted:
     """Return what is wanted; asks topology for the named nodes only when some are named.
@@ -100,6 +114,7 @@ async def wanted_placement(
             concurrent_request_count=concurrent,
             headroom_bytes=round(keep_free_gb * 1e9),
         ),
+        _OBJECTIVES[objective],
     )
 
 

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     BACKEND_UNSUPPORTED = auto()
     TOO_FEW_LAYERS = auto()
     SHARDING_UNSUPPORTED = auto()
+    NOT_CALIBRATED = auto()
 
     INSTANCE_NOT_FOUND = auto()
     INSTANCE_EXISTS = auto()

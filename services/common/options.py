@@ -37,8 +37,9 @@ def with_options(cls: type[Options]) -> Callable[[Callable[..., Any]], Callable[
         wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
         for field in reversed(fields):
             choices = field.metadata["choices"]
+            flag = f"--{field.name.replace('_', '-')}"
             wrapped = click.option(
-                f"--{field.name.replace('_', '-')}",
+                f"{flag}/--no-{flag[2:]}" if field.default is True else flag,
                 field.name,
                 default=field.default,
                 type=click.Choice(choices) if choices else type(field.default),

@@ -55,6 +55,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.BACKEND_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TOO_FEW_LAYERS: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SHARDING_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_CALIBRATED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.INSTANCE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.INSTANCE_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Reason.INSTANCE_NOT_READY: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,13 +1,17 @@
 """The downloads service's use cases, free of gRPC."""
 
 import secrets
-from collections.abc import AsyncIterator, Collection, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from contextlib import aclosing
 
 from services.common.errors import Reason, ShardringError
 from services.common.paging import newest_first, page
+from services.downloads.domain.assignment import Ask, Assigned, Claims, check_ask
 from services.downloads.domain.fractions import node_fraction, pick_cached, pick_facts
 from services.downloads.domain.names import (
     check_ids,
+    check_instance_id,
     check_layers,
     check_model_id,
     check_revision,
@@ -18,7 +22,9 @@ from services.downloads.domain.records import (
     Layers,
     ModelFacts,
     ModelOnNodes,
+    NodeDisk,
     NodeFraction,
+    Verification,
 )
 from services.downloads.fleet import AttachedNode, Fleet
 from services.downloads.watchers import Watchers
@@ -36,18 +42,26 @@ class Downloads:
     def __init__(self, fleet: Fleet, watchers: Watchers) -> None:
         self._fleet = fleet
         self._watchers = watchers
+        self._claims = Claims()
         # What a branch or tag last meant, for nodes that fetched by commit and know no branches.
         self._commits: dict[tuple[str, str], str] = {}
 
     async def start(
-        self, node_id: str, model_id: str, revision: str, layers: Layers | None
+        self,
+        node_id: str,
+        model_id: str,
+        revision: str,
+        layers: Layers | None,
+        instance_id: str = "",
     ) -> Download:
-        """Have a node fetch a model or some layers; the worker decides whether to join one."""
+        """Have a node fetch a model or some layers, for an instance or (no id) for whoever asks;
+        the worker decides whether to join one."""
         check_model_id(model_id)
+        check_instance_id(instance_id)
         revision, layers = check_revision(revision), check_layers(layers)
         worker = self._fleet.worker(node_id)
         download_id = f"d-{secrets.token_hex(6)}"
-        download = await worker.start_download(download_id, model_id, revision, layers)
+        download = await worker.start_download(download_id, model_id, revision, layers, instance_id)
         return self._fleet.downloads.get(download.download_id, download)
 
     def get(self, download_id: str) -> Download:
@@ -99,12 +113,13 @@ class Downloads:
                 if found:
                     yield sorted(found, key=_newest_first), self._watchers.revision
 
-    async def cancel(self, download_id: str) -> Download:
-        """Stop a download and keep what it fetched."""
+    async def cancel(self, download_id: str, instance_id: str = "") -> Download:
+        """Stop a download and keep what it fetched; with an instance only withdraw its wish."""
+        check_instance_id(instance_id)
         download = self.get(download_id)
         if not download.live:
             return download
-        return await self._fleet.worker(download.node_id).cancel_download(download_id)
+        return await self._fleet.worker(download.node_id).cancel_download(download_id, instance_id)
 
     async def delete_model(self, node_id: str, model_id: str) -> int:
         """Remove a model from a node's disk; return the bytes freed."""
@@ -112,6 +127,13 @@ class Downloads:
         freed = await self._fleet.worker(node_id).delete_model(model_id)
         self._fleet.drop_cached(node_id, model_id)
         return freed
+
+    async def verify_model(self, node_id: str, model_id: str) -> AsyncGenerator[Verification, None]:
+        """Compare a model's files on a node's disk with their hashes; yield how far that is."""
+        check_model_id(model_id)
+        async with aclosing(self._fleet.worker(node_id).verify_model(model_id)) as steps:
+            async for step in steps:
+                yield step
 
     async def model(self, model_id: str, revision: str) -> ModelFacts:
         """Return a model's facts: as reported by a node that has it, else read by one."""
@@ -140,6 +162,17 @@ class Downloads:
         }
         shown, token = page(ids, page_size, page_token, key=str)
         return [self._on_nodes(model_id) for model_id in shown], token
+
+    def disks(self) -> Sequence[NodeDisk]:
+        """Return the room on every attached node's disk, in node id order."""
+        return self._fleet.disks()
+
+    def assign(self, ask: Ask) -> Assigned:
+        """Tell a node's worker where to take files from."""
+        check_ask(ask)
+        self._fleet.worker(ask.node_id)
+        fleet = self._fleet
+        return self._claims.assign(ask, fleet.hub_ports, fleet.stock, time.monotonic())
 
     def _on_nodes(self, model_id: str) -> ModelOnNodes:
         fractions, cached = [], []

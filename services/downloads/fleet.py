@@ -4,18 +4,22 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.common.errors import Reason, ShardringError
+from services.downloads.domain.pace import MIN_REPORT_SECONDS, report_seconds
 from services.downloads.domain.records import (
     CachedModel,
     Download,
     DownloadState,
     Layers,
     ModelFacts,
+    NodeDisk,
+    Verification,
 )
+from services.downloads.domain.stock import Stock
 from services.downloads.watchers import Watchers
 
 logger = logging.getLogger(__name__)
@@ -31,18 +35,32 @@ class Worker(Protocol):
     raises what the worker refused with, WORKER_NOT_ATTACHED or SERVICE_TIMEOUT."""
 
     async def start_download(
-        self, download_id: str, model_id: str, revision: str, layers: Layers | None
+        self,
+        download_id: str,
+        model_id: str,
+        revision: str,
+        layers: Layers | None,
+        instance_id: str,
     ) -> Download:
-        """Begin a download under this id, or join one; return the one begun or joined."""
+        """Begin a download under this id, or join one; return the one begun or joined. It goes on
+        for as long as this instance (empty: a person) wants it, or another that joined it."""
 
-    async def cancel_download(self, download_id: str) -> Download:
-        """Stop a download; quiet when it already ended."""
+    async def cancel_download(self, download_id: str, instance_id: str) -> Download:
+        """Stop a download, with an instance only when nobody else wants it; quiet when it already
+        ended."""
 
     async def delete_model(self, model_id: str) -> int:
         """Remove all revisions of a model and return the bytes freed."""
 
     async def read_model(self, model_id: str, revision: str) -> ModelFacts:
         """Read a model's facts from the worker's disk or the hub."""
+
+    def pace(self, report_seconds: float) -> None:
+        """Have it report about one download no more often than this."""
+
+    def verify_model(self, model_id: str) -> AsyncGenerator[Verification, None]:
+        """Compare a model's files with their hashes: yield how far that is, at the end what was
+        found. It lasts as long as the disk takes; closing the generator stops it."""
 
 
 @dataclass
@@ -51,6 +69,7 @@ class AttachedNode:
 
     worker: Worker
     cached: dict[tuple[str, str], CachedModel] = field(default_factory=dict)
+    disk_available_bytes: int = 0
 
 
 class Fleet:
@@ -65,6 +84,12 @@ class Fleet:
     def __init__(self, watchers: Watchers, *, away_seconds: float = AWAY_SECONDS) -> None:
         self.nodes: dict[str, AttachedNode] = {}
         self.downloads: dict[str, Download] = {}
+        # Least time between two reports about one download, as all workers are told.
+        self.report_seconds = MIN_REPORT_SECONDS
+        # What attached nodes have on disk, and all live downloads.
+        self.stock = Stock()
+        # Where each attached node serves its files; 0: nowhere.
+        self.hub_ports: dict[str, int] = {}
         self._watchers = watchers
         self._away_seconds = away_seconds
         self._away: dict[str, asyncio.TimerHandle] = {}
@@ -75,14 +100,19 @@ class Fleet:
         worker: Worker,
         cached: Iterable[CachedModel],
         downloads: Iterable[Download],
+        *,
+        hub_port: int = 0,
     ) -> Worker | None:
         """Take a node in, and return the worker it replaces, if one was attached."""
         replaced = self.nodes.get(node_id)
         if timer := self._away.pop(node_id, None):
             timer.cancel()
-        self.nodes[node_id] = AttachedNode(
-            worker, {(model.model_id, model.commit): model for model in cached}
-        )
+        if replaced is not None:
+            self._forget_disk(node_id, replaced)
+        self.nodes[node_id] = AttachedNode(worker)
+        self.hub_ports[node_id] = hub_port
+        for model in cached:
+            self.put_cached(node_id, model)
         listed = {download.download_id: download for download in downloads}
         self._give_up(node_id, listed, "The node's downloads worker was restarted.")
         for download in listed.values():
@@ -95,10 +125,11 @@ class Fleet:
         node = self.nodes.get(node_id)
         if node is None or node.worker is not worker:
             return
-        del self.nodes[node_id]
+        del self.nodes[node_id], self.hub_ports[node_id]
+        self._forget_disk(node_id, node)
         for download in self.of(node_id=node_id):
             if download.live and download.bytes_per_second:
-                self.put(dataclasses.replace(download, bytes_per_second=0))
+                self.put(download.at_rest())
         self._away[node_id] = asyncio.get_running_loop().call_later(
             self._away_seconds, self._stayed_away, node_id
         )
@@ -110,19 +141,41 @@ class Fleet:
             return
         key = (model.model_id, model.commit)
         known = node.cached.get(key)
-        if model.facts is None and known is not None:
+        if model.facts is None and known is not None and known.facts is not None:
             model = dataclasses.replace(model, facts=known.facts)
         node.cached[key] = model
+        self.stock.put_cached(node_id, model)
+
+    def put_disk(self, node_id: str, available_bytes: int) -> None:
+        """Note how much room a node's disk has."""
+        if node := self.nodes.get(node_id):
+            node.disk_available_bytes = available_bytes
+
+    def disks(self) -> list[NodeDisk]:
+        """Return the room on every attached node's disk, in node id order."""
+        return [
+            NodeDisk(node_id, node.disk_available_bytes)
+            for node_id, node in sorted(self.nodes.items())
+        ]
 
     def drop_cached(self, node_id: str, model_id: str) -> None:
         """Note that a model is gone from a node's disk."""
         if node := self.nodes.get(node_id):
-            node.cached = {key: value for key, value in node.cached.items() if key[0] != model_id}
+            for key in [key for key in node.cached if key[0] == model_id]:
+                self.stock.drop_cached(node_id, node.cached.pop(key))
 
     def put(self, download: Download) -> None:
         """Note how a download now is, and tell watchers."""
-        self.downloads.pop(download.download_id, None)
+        before = self.downloads.pop(download.download_id, None)
         self.downloads[download.download_id] = download
+        if before is not None and before.live and download.live:
+            self.stock.replace_live(before, download)
+        elif before is not None and before.live:
+            self.stock.drop_live(before)
+            self._set_pace()
+        elif download.live:
+            self.stock.put_live(download)
+            self._set_pace()
         if not download.live and len(self.downloads) > MAX_ENDED:
             ended = [entry for entry in self.downloads.values() if not entry.live]
             for old in ended[: max(0, len(ended) - MAX_ENDED)]:
@@ -154,6 +207,19 @@ class Fleet:
         for timer in self._away.values():
             timer.cancel()
         self._away.clear()
+
+    def _forget_disk(self, node_id: str, node: AttachedNode) -> None:
+        for model in node.cached.values():
+            self.stock.drop_cached(node_id, model)
+
+    def _set_pace(self) -> None:
+        """Tell all workers how often to report, when that changed notably."""
+        seconds = report_seconds(self.stock.live_count, self.report_seconds)
+        if seconds == self.report_seconds:
+            return
+        self.report_seconds = seconds
+        for node in self.nodes.values():
+            node.worker.pace(seconds)
 
     def _stayed_away(self, node_id: str) -> None:
         del self._away[node_id]

@@ -1,56 +1,32 @@
 """A read-only hub over a folder laid out as ORGANISATION/NAME/files.
 
-Speaks the part of the hub's HTTP protocol that huggingface_hub needs to list and fetch models:
-https://huggingface.co/docs/hub/api. Each model has one branch, "main", at a commit that is a
-hash of its files' names and contents. Nothing hidden and nothing outside the folder is shown.
+Each model has one branch, "main", at a commit that is a hash of its files' names and contents.
+Nothing hidden and nothing outside the folder is shown.
 """
 
 import asyncio
 import hashlib
-import logging
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from services.common.addresses import HostPort
 from services.common.server import ListenError, announce, until_stopped
 from services.downloads.domain.card import license_of
 from services.downloads.domain.names import is_safe_file
-
-logger = logging.getLogger(__name__)
+from services.downloads.hub_protocol import HubFile, HubModel, NotShown, hub_routes
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _HASH_CHUNK_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class HubFile:
-    """One served file: where it lies, its size and the SHA-256 of its content."""
-
-    path: Path
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class HubModel:
-    """A served model at its only commit; files by their path inside the repository."""
-
-    model_id: str
-    commit: str
-    files: dict[str, HubFile]
+# How long bodies may go on when the server stops.
+_GRACE_SECONDS = 0.5
 
 
 class HubFolder:
@@ -62,12 +38,25 @@ class HubFolder:
         # Several nodes ask at once for a model that is not hashed yet: hash it once.
         self._hashing = threading.Lock()
 
-    def model(self, organisation: str, name: str) -> HubModel | None:
-        """Return a model as it now is; None when there is none. Blocks while it hashes."""
+    def model(self, model_id: str, revision: str) -> HubModel:
+        """See Shown; blocks while it hashes."""
         with self._hashing:
-            return self._model(organisation, name)
+            model = self._model(model_id)
+        if model is None:
+            raise NotShown("RepoNotFound", "Repository not found")
+        if revision not in ("main", model.commit):
+            raise NotShown("RevisionNotFound", f"Invalid rev id: {revision}")
+        return model
 
-    def _model(self, organisation: str, name: str) -> HubModel | None:
+    def file(self, model_id: str, revision: str, name: str) -> tuple[str, HubFile]:
+        """See Shown."""
+        model = self.model(model_id, revision)
+        if (file := model.files.get(name)) is None:
+            raise NotShown("EntryNotFound", "Entry not found", commit=model.commit)
+        return model.commit, file
+
+    def _model(self, model_id: str) -> HubModel | None:
+        organisation, _, name = model_id.partition("/")
         if not (_NAME.fullmatch(organisation) and _NAME.fullmatch(name)):
             return None
         root = self._folder / organisation / name
@@ -82,10 +71,13 @@ class HubFolder:
         }
         commit = hashlib.sha1(usedforsecurity=False)
         for file_name, file in files.items():
-            commit.update(f"{file_name}\0{file.sha256}\n".encode())
-        return HubModel(f"{organisation}/{name}", commit.hexdigest(), files) if files else None
+            commit.update(f"{file_name}\0{file.etag}\n".encode())
+        if not files:
+            return None
+        return HubModel(model_id, commit.hexdigest(), files, _license(files.get("README.md")))
 
     def _file(self, path: Path) -> HubFile:
+        """Return a file; every one is shown as if in large-file storage, by its SHA-256."""
         stat = path.stat()
         key = (path, stat.st_size, stat.st_mtime_ns)
         if key not in self._hashes:
@@ -94,62 +86,19 @@ class HubFolder:
                 while chunk := file.read(_HASH_CHUNK_BYTES):
                     digest.update(chunk)
             self._hashes[key] = digest.hexdigest()
-        return HubFile(path, stat.st_size, self._hashes[key])
+        return HubFile(path, stat, self._hashes[key])
+
+
+def _license(card: HubFile | None) -> str:
+    if card is not None:
+        with suppress(OSError):
+            return license_of(card.path.read_text(errors="replace"))
+    return ""
 
 
 def hub_app(folder: Path) -> Starlette:
     """Return the hub over `folder` as an ASGI application."""
-    hub = HubFolder(folder)
-
-    async def find(request: Request) -> HubModel | Response:
-        names = request.path_params
-        model = await asyncio.to_thread(hub.model, names["organisation"], names["name"])
-        if model is None:
-            return _not_found("RepoNotFound", "Repository not found")
-        if names.get("revision", "main") not in ("main", model.commit):
-            return _not_found("RevisionNotFound", f"Invalid rev id: {names['revision']}")
-        return model
-
-    async def info(request: Request) -> Response:
-        model = await find(request)
-        if isinstance(model, Response):
-            return model
-        return JSONResponse(_info(model, sizes=request.query_params.get("blobs") is not None))
-
-    async def tree(request: Request) -> Response:
-        model = await find(request)
-        if isinstance(model, Response):
-            return model
-        below = request.path_params.get("folder", "")
-        entries = _tree(model, below, request.query_params.get("recursive", "").lower() == "true")
-        if not entries and below:
-            return _not_found("EntryNotFound", f"{below} does not exist on main")
-        return JSONResponse(entries)
-
-    async def resolve(request: Request) -> Response:
-        model = await find(request)
-        if isinstance(model, Response):
-            return model
-        if (file := model.files.get(request.path_params["path"])) is None:
-            return _not_found("EntryNotFound", "Entry not found", commit=model.commit)
-        headers = {
-            "ETag": f'"{file.sha256}"',
-            "X-Repo-Commit": model.commit,
-            "X-Linked-ETag": f'"{file.sha256}"',
-            "X-Linked-Size": str(file.size_bytes),
-        }
-        return FileResponse(file.path, media_type="application/octet-stream", headers=headers)
-
-    api = "/api/models/{organisation}/{name}"
-    return Starlette(
-        routes=[
-            Route(api, info),
-            Route(f"{api}/revision/{{revision}}", info),
-            Route(f"{api}/tree/{{revision}}", tree),
-            Route(f"{api}/tree/{{revision}}/{{folder:path}}", tree),
-            Route("/{organisation}/{name}/resolve/{revision}/{path:path}", resolve),
-        ]
-    )
+    return hub_routes(HubFolder(folder))
 
 
 class HubServer:
@@ -161,9 +110,11 @@ class HubServer:
             uvicorn.Config(
                 app,
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=1,
+                date_header=False,
+                server_header=False,
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -171,9 +122,15 @@ class HubServer:
     async def start(self) -> HostPort:
         """Start serving; return the real address. Raises ListenError when it is taken."""
         host, port = self._listen.host, self._listen.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # As gRPC does, so that a node's hub is wherever the node is.
+        both = host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6()
         try:
-            listening = socket.create_server((host, port), family=family)
+            # Resolved here, because bind alone would lose the zone of a link-local address.
+            found = await asyncio.get_running_loop().getaddrinfo(
+                "::" if both else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, place = found[0]
+            listening = socket.create_server(place[:4], family=family, dualstack_ipv6=both)
         except OSError as error:
             raise ListenError(
                 f"Cannot listen on {self._listen}: {error.strerror}. Choose another address."
@@ -184,9 +141,9 @@ class HubServer:
         return address
 
     async def stop(self) -> None:
-        """End connections and wait until the port is free."""
+        """End connections, within a second, and wait until the port is free."""
         if self._task is not None:
-            self._server.should_exit = True
+            self._server.ended.set()
             await self._task
             self._task = None
 
@@ -202,77 +159,40 @@ async def serve_hub(folder: Path, listen: HostPort) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready; leaves the process's signals to whoever runs the event loop."""
+    """Says when it is ready, and ends when it is told to; uvicorn's own looks ten times a second
+    whether it should. Leaves the process's signals to whoever runs the event loop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self.ended = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
         await super().startup(sockets)
         self.ready.set()
 
+    async def main_loop(self) -> None:
+        """Serve until told to end."""
+        await self.ended.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port; end connections now, or those that are sending a moment later."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        sending = set(self.server_state.tasks)
+        if sending:
+            await asyncio.wait(sending, timeout=_GRACE_SECONDS)
+        for connection in list(self.server_state.connections):
+            # Its reader is gone then: whoever sends to it stops.
+            if connection.transport is not None:
+                connection.transport.abort()
+        if sending:
+            await asyncio.wait(sending)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
-
-
-def _not_found(code: str, message: str, *, commit: str = "") -> Response:
-    headers = {"X-Error-Code": code, "X-Error-Message": message}
-    if commit:
-        headers["X-Repo-Commit"] = commit
-    return JSONResponse({"error": message}, status_code=404, headers=headers)
-
-
-def _info(model: HubModel, *, sizes: bool) -> dict[str, Any]:
-    siblings = [
-        {"rfilename": name, **(_blob(file) if sizes else {})} for name, file in model.files.items()
-    ]
-    license_name = ""
-    if card := model.files.get("README.md"):
-        with suppress(OSError):
-            license_name = license_of(card.path.read_text(errors="replace"))
-    return {
-        "id": model.model_id,
-        "modelId": model.model_id,
-        "sha": model.commit,
-        "private": False,
-        "gated": False,
-        "disabled": False,
-        "tags": [],
-        "downloads": 0,
-        "likes": 0,
-        "siblings": siblings,
-        "cardData": {"license": license_name} if license_name else {},
-    }
-
-
-def _blob(file: HubFile) -> dict[str, Any]:
-    # Every file is shown as if in large-file storage, whose ETag is the content's SHA-256.
-    lfs = {"size": file.size_bytes, "sha256": file.sha256, "pointerSize": 134}
-    return {"size": file.size_bytes, "blobId": file.sha256[:40], "lfs": lfs}
-
-
-def _tree(model: HubModel, below: str, recursive: bool) -> list[dict[str, Any]]:
-    entries: dict[str, dict[str, Any]] = {}
-    start = f"{below.strip('/')}/" if below else ""
-    for name, file in model.files.items():
-        if not name.startswith(start):
-            continue
-        *folders, _ = name[len(start) :].split("/")
-        for depth in range(1, len(folders) + 1):
-            path = start + "/".join(folders[:depth])
-            oid = hashlib.sha1(path.encode(), usedforsecurity=False).hexdigest()
-            entries[path] = {"type": "directory", "path": path, "oid": oid, "size": 0}
-        blob = _blob(file)
-        entries[name] = {
-            "type": "file",
-            "path": name,
-            "size": file.size_bytes,
-            "oid": blob["blobId"],
-            "lfs": {"oid": file.sha256, "size": file.size_bytes, "pointerSize": 134},
-        }
-    depth = start.count("/")
-    return [e for path, e in sorted(entries.items()) if recursive or path.count("/") == depth]

@@ -1,9 +1,11 @@
 """The use cases: read what is known, search in a thread, answer."""
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from opentelemetry import trace
@@ -18,9 +20,12 @@ from services.placement.domain.model import Model, Sharding
 from services.placement.domain.placement import Placement
 from services.placement.domain.refusals import check_cluster, while_gathering
 from services.placement.domain.request import PlacementRequest
+from services.placement.turns import Turns
 
-# Longest that one search may take where the caller sets no deadline.
-SEARCH_SECONDS = 30.0
+# Longest that one search may take, with its waits for turns, where the caller gives no less.
+SEARCH_SECONDS = 120.0
+# More searches at once than this wait until one of them has ended.
+MOST_SEARCHES = 256
 
 Answer = TypeVar("Answer")
 _Decision = Callable[
@@ -48,10 +53,17 @@ class DownloadsReader(Protocol):
 
 
 class PlacementApp:
-    """Decides placements. Holds nothing between calls."""
+    """Decides placements. Holds nothing between calls. Close it."""
 
     def __init__(self, topology: TopologyReader, downloads: DownloadsReader) -> None:
         self._topology, self._downloads = topology, downloads
+        self._turns = Turns()
+        # They mostly wait for their turn; a thread is only started when one is needed.
+        self._threads = ThreadPoolExecutor(MOST_SEARCHES, "search")
+
+    def close(self) -> None:
+        """Let go of the threads; searches that somebody waits for still end."""
+        self._threads.shutdown(wait=False)
 
     async def place(self, request: PlacementRequest) -> Placement:
         """Choose the ring. Raises ShardringError with the reasons when there is none."""
@@ -78,7 +90,7 @@ class PlacementApp:
         with tracer.start_as_current_span(
             "search", attributes={"node_count": len(cluster.nodes), "model_id": model.model_id}
         ):
-            return await _in_thread(
+            return await self._in_turn(
                 lambda stopped: decision(cluster, model, downloads, request, stopped)
             )
 
@@ -104,20 +116,30 @@ class PlacementApp:
                 task.cancel()
             await asyncio.gather(model, downloads, return_exceptions=True)
 
+    async def _in_turn(self, search: Callable[[Callable[[], bool]], Answer]) -> Answer:
+        """Run a search in a thread, by turns, until the caller is gone or its time is up."""
+        until = time.monotonic() + deadline.leaving_time(SEARCH_SECONDS)
+        abandoned = threading.Event()
 
-async def _in_thread(search: Callable[[Callable[[], bool]], Answer]) -> Answer:
-    """Run a search in a thread, until the caller is gone or its time is up."""
-    until = time.monotonic() + deadline.leaving_time(SEARCH_SECONDS)
-    abandoned = threading.Event()
-    try:
-        return await asyncio.to_thread(
-            search, lambda: abandoned.is_set() or time.monotonic() > until
-        )
-    except Stopped as stopped:
-        raise ShardringError(
-            Reason.SERVICE_TIMEOUT,
-            "The search for a ring did not end in the time the caller gave. Give it more.",
-            metadata={"service": "placement", "address": ""},
-        ) from stopped
-    finally:
-        abandoned.set()
+        def run() -> Answer:
+            with self._turns.turn(until) as turn:
+
+                def stopped() -> bool:
+                    turn.give_way()
+                    return abandoned.is_set() or time.monotonic() > until
+
+                if abandoned.is_set():
+                    raise Stopped
+                return search(stopped)
+
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, contextvars.copy_context().run, run)
+        except (Stopped, TimeoutError) as stopped:
+            raise ShardringError(
+                Reason.SERVICE_TIMEOUT,
+                "The search for a ring did not end in the time the caller gave. Give it more.",
+                metadata={"service": "placement", "address": ""},
+            ) from stopped
+        finally:
+            abandoned.set()

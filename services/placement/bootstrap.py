@@ -73,6 +73,7 @@ async def serve(options: PlacementOptions) -> None:
             await server.stop()
     finally:
         stopped.cancel()
+        app.close()
         await topology.close()
         await downloads.close()
         # Sends the last spans.

@@ -18,6 +18,7 @@ from services.common import deadline
 from services.common.errors import Reason, ShardringError, invalid_field
 from services.runner.adapters.ports import check_port_free
 from services.runner.adapters.sibling import RemoteSibling
+from services.runner.changes import Changes
 from services.runner.child_protocol import Run
 from services.runner.domain import faults
 from services.runner.domain.request import (
@@ -87,6 +88,13 @@ class Runner:
         self._starts: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
+        # Tells when `idle` may have changed.
+        self.changes = Changes()
+
+    @property
+    def idle(self) -> bool:
+        """True while no shard lives on this node."""
+        return next(self._live(), None) is None
 
     async def start_instance(self, instance_id: str, ring: Ring) -> InstanceView:
         """Start every shard of a ring whose head is this node; all ranks accept, or none runs on.
@@ -172,7 +180,14 @@ class Runner:
 
         instance = _Instance(run_id, shard, siblings, Requests(shard, submit))
         self._instances[instance_id] = instance
-        self._keep(instance.retire())
+        self._keep(self._retire(instance))
+        self.changes.notify()
+
+    async def _retire(self, instance: _Instance) -> None:
+        try:
+            await instance.retire()
+        finally:
+            self.changes.notify()
 
     def submit(self, instance_id: str, run_id: str, run: Run) -> None:
         """Hand a request to this node's rank, which is not the head."""
@@ -195,8 +210,10 @@ class Runner:
         instance = self._find(instance_id, run_id)
         while True:
             changed = instance.shard.changes.next
-            yield _view(instance)
-            if all(view.state.ended for view in instance.shard.views.values()):
+            view = _view(instance)
+            yield view
+            # As it was shown: while that was sent, more may have come to be shown.
+            if all(shard.state.ended for shard in view.shards):
                 return
             await changed.wait()
 
@@ -244,6 +261,10 @@ class Runner:
         """Say whether a request is being worked on by any shard of this node, head or not."""
         return any(shard.generating for shard in self._live())
 
+    def models_in_use(self) -> dict[str, str]:
+        """Return the models of live shards, each with an instance that runs it."""
+        return {shard.ring.model_id: shard.instance_id for shard in self._live()}
+
     def _live(self) -> Iterator[ShardSupervisor]:
         for instance in self._instances.values():
             if not instance.shard.mine.state.ended:
@@ -259,6 +280,7 @@ class Runner:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._files.close()
 
     def _keep(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work)

@@ -1,9 +1,13 @@
 """Wires a node's runner."""
 
+from pathlib import Path
+
 from services.common.channel import Remote
 from services.common.server import Registration
+from services.runner.adapters.calibration import CalibrationFile, measure_in_child
 from services.runner.adapters.files import Files
 from services.runner.app import Runner
+from services.runner.calibrator import Calibrator
 from services.runner.rpc.instance_service import InstanceServicer
 from services.runner.rpc.shard_service import ShardServicer
 from shardring.runner.v1 import instance_service_pb2_grpc, shard_service_pb2_grpc
@@ -13,6 +17,16 @@ def build_runner(node_id: str, downloads: Remote) -> tuple[Runner, list[Registra
     """Return a node's runner and its gRPC services. Close the runner before the server."""
     runner = Runner(node_id, Files(node_id, downloads))
     return runner, registrations(runner)
+
+
+def build_calibrator(runner: Runner, data_folder: Path, fingerprint: str) -> Calibrator:
+    """Return what finds out how fast the machine with this fingerprint is, once `run`."""
+    return Calibrator(
+        CalibrationFile(data_folder / "calibration.json", fingerprint),
+        measure_in_child,
+        idle=lambda: runner.idle,
+        changes=runner.changes,
+    )
 
 
 def registrations(runner: Runner) -> list[Registration]:

@@ -47,12 +47,20 @@ class FileSource(Protocol):
 
     async def fetch(
         self,
+        instance_id: str,
         model_id: str,
         commit: str,
         layers: tuple[int, int],
         on_progress: Callable[[float], None],
     ) -> Path:
-        """Return the folder that holds the files of layers [start, end)."""
+        """Return the folder that holds the files of layers [start, end).
+
+        Cancelling says that the instance wants them no more.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything: the node stops."""
         ...
 
 
@@ -87,6 +95,7 @@ class ShardSupervisor:
         pending = ShardState.PENDING
         self.views = {r.rank: ShardView(r.rank, pending, now) for r in self.ring.ranks}
         self._folder: Path | None = None
+        self._fetching: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
         self._busy = False
         self._stopping = self._ending = False
@@ -214,14 +223,16 @@ class ShardSupervisor:
             case Action.STOP:
                 return await self._end(ShardState.STOPPED)
             case Action.DOWNLOAD:
-                return self._begin(ShardState.DOWNLOADING, self._download())
+                self._begin(ShardState.DOWNLOADING)
+                self._fetching = self._spawn(self._download())
+                return None
             case Action.CONNECT:
                 child = await self._start_child()
                 return self._begin(ShardState.CONNECTING, self._listen(child))
             case Action.LOAD:
                 start, end = self.rank.layers
                 self._begin(ShardState.LOADING)
-                return self.send(Load(str(self._folder), start, end))
+                return self.send(Load(str(self._folder), start, end, self.ring.is_tensor))
             case Action.WARM_UP:
                 self._begin(ShardState.WARMING_UP)
                 return self.send(WarmUp())
@@ -262,7 +273,9 @@ class ShardSupervisor:
             self._note(download_fraction=fraction)
 
         ring = self.ring
-        folder = await self.files.fetch(ring.model_id, ring.commit, self.rank.layers, progress)
+        folder = await self.files.fetch(
+            self.instance_id, ring.model_id, ring.commit, self.rank.layers, progress
+        )
         self._folder, self._busy = folder, False
         self._note(download_fraction=1.0)
 
@@ -344,6 +357,8 @@ class ShardSupervisor:
     async def _end(self, state: ShardState, error: ShardringError | None = None) -> None:
         """Release everything, then say so."""
         self._ending = True
+        if self._fetching is not None:
+            self._fetching.cancel()
         # One that is still on its way into the ring has nothing to flush, and cannot hear.
         graceful = state is ShardState.STOPPED and self.mine.state > ShardState.CONNECTING
         if state is ShardState.STOPPED:

@@ -14,7 +14,16 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tests.benchmarks import idle, ring, single, topology
+from tests.benchmarks import (
+    downloads,
+    downloads_fleet,
+    idle,
+    placement,
+    predicted,
+    ring,
+    single,
+    topology,
+)
 from tests.benchmarks.report import Figure, Report
 
 _BENCHMARKS: dict[str, Callable[[Path, Path], Awaitable[Report]]] = {
@@ -22,6 +31,10 @@ _BENCHMARKS: dict[str, Callable[[Path, Path], Awaitable[Report]]] = {
     "ring": ring.measure,
     "idle": idle.measure,
     "topology": topology.measure,
+    "placement": placement.measure,
+    "predicted": predicted.measure,
+    "downloads": downloads.measure,
+    "downloads-fleet": downloads_fleet.measure,
 }
 _PACKAGES = ("mlx", "mlx-lm", "grpcio", "protobuf")
 

@@ -75,9 +75,14 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(folder: Path, hub: Path, *nodes: str) -> AsyncIterator[Cluster]:
-    """Run hub, three services and these nodes, each a process of its own, with usual settings."""
-    lab = Lab(folder, environment=_NO_TRACING)
+async def cluster(
+    folder: Path, hub: Path, *nodes: str, calibrate: bool = False
+) -> AsyncIterator[Cluster]:
+    """Run hub, three services and these nodes, each a process of its own, with usual settings.
+
+    Unless they are to `calibrate` themselves, which would disturb what is measured.
+    """
+    lab = Lab(folder, environment={**_NO_TRACING, "SHARDRING_CALIBRATE": str(int(calibrate))})
     client = Client(lab)
     try:
         await lab.start_control(hub, heartbeat_seconds=_HEARTBEAT_SECONDS)

@@ -5,12 +5,9 @@ watches.
 """
 
 import asyncio
-import contextlib
 import statistics
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from services.common.addresses import parse_host_port
 from tests.benchmarks.mesh import node_of
 from tests.benchmarks.quiet import is_quiet, until_quiet
 from tests.benchmarks.report import Bar, Figure, Report, table
+from tests.benchmarks.serving import cpu_percent, module
 from tests.contract.topology_lab import Client
 
 CPU_BAR = Bar("<", 50.0)
@@ -102,11 +100,11 @@ async def _measure(node_count: int, links_each: int) -> Growth:
 
 
 async def _measure_now(node_count: int, links_each: int) -> Growth:
-    async with _module("services.topology", "--listen", "127.0.0.1:0") as (service, line):
+    async with module("services.topology", "--listen", "127.0.0.1:0") as (service, line):
         address = parse_host_port(line.split()[-1])
         began = time.perf_counter()
         mesh = ("tests.benchmarks.mesh", str(address), str(node_count), str(links_each))
-        async with _module(*mesh) as (_, said):
+        async with module(*mesh) as (_, said):
             assert said == "settled", said
             process = psutil.Process(service.pid)
             client = Client(address)
@@ -117,7 +115,7 @@ async def _measure_now(node_count: int, links_each: int) -> Growth:
             settled = time.perf_counter() - began
             assert len(first.nodes) == node_count, len(first.nodes)
             assert not any(link.one_way for link in first.links)
-            cpu = await _cpu_percent(process)
+            cpu = await cpu_percent(process, _CPU_SECONDS)
             memory = process.memory_info().rss / 1e6
             cold = [await _timed(client, None) for _ in range(_COLD_CALLS)]
             unchanged = await _unchanged(client)
@@ -140,15 +138,6 @@ async def _unchanged(client: Client) -> list[float]:
     # Had anything changed meanwhile, the figures would mean nothing.
     assert (await client.get(revision)).unchanged
     return took
-
-
-async def _cpu_percent(process: psutil.Process) -> float:
-    before = process.cpu_times()
-    began = time.perf_counter()
-    await asyncio.sleep(_CPU_SECONDS)
-    after = process.cpu_times()
-    busy = after.user - before.user + after.system - before.system
-    return float(busy / (time.perf_counter() - began) * 100)
 
 
 async def _watched_changes(client: Client) -> list[float]:
@@ -186,23 +175,6 @@ async def _watched_changes(client: Client) -> list[float]:
             task.cancel()
         await asyncio.wait(watchers)
     return took
-
-
-@asynccontextmanager
-async def _module(*command: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """Run a module as a process; yield it and the first line it says."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *command, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(120):
-            line = (await process.stdout.readline()).decode().strip()
-        yield process, line
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:

@@ -60,6 +60,7 @@ class FakePlacement(placement_service_pb2_grpc.PlacementServiceServicer):
         self.previews: list[placement_service_pb2.Preview] = []
         self.error: ShardringError | None = None
         self.requests: list[placement_service_pb2.PlaceRequest] = []
+        self.preview_requests: list[placement_service_pb2.PreviewPlacementsRequest] = []
 
     async def Place(
         self, request: placement_service_pb2.PlaceRequest, context: object
@@ -71,6 +72,7 @@ class FakePlacement(placement_service_pb2_grpc.PlacementServiceServicer):
     async def PreviewPlacements(
         self, request: placement_service_pb2.PreviewPlacementsRequest, context: object
     ) -> placement_service_pb2.PreviewPlacementsResponse:
+        self.preview_requests.append(request)
         return placement_service_pb2.PreviewPlacementsResponse(previews=self.previews)
 
 
@@ -84,6 +86,13 @@ class FakeDownloads(downloads_service_pb2_grpc.DownloadsServiceServicer):
         self.started: list[str] = []
         self.cancelled: list[str] = []
         self.watched = asyncio.Event()
+        self.disks: list[downloads_service_pb2.NodeDisk] = []
+        self.facts: downloads_pb2.Model | None = None
+        # What a verification, or a removal, on a node gives; by its id.
+        self.verifications: dict[str, list[downloads_service_pb2.Verification]] = {}
+        self.freed: dict[str, int | ShardringError] = {}
+        self.verifying = asyncio.Event()
+        self.verify_cancelled = asyncio.Event()
 
     async def ListModels(
         self, request: downloads_service_pb2.ListModelsRequest, context: object
@@ -92,8 +101,39 @@ class FakeDownloads(downloads_service_pb2_grpc.DownloadsServiceServicer):
         index = int(request.page_token or 0)
         following = str(index + 1) if index + 1 < len(self.models) else ""
         return downloads_service_pb2.ListModelsResponse(
-            models=self.models[index : index + 1], next_page_token=following
+            models=self.models[index : index + 1], next_page_token=following, disks=self.disks
         )
+
+    async def GetModel(
+        self, request: downloads_service_pb2.GetModelRequest, context: object
+    ) -> downloads_service_pb2.GetModelResponse:
+        if self.facts is None:
+            raise ShardringError(Reason.MODEL_NOT_FOUND, f"The hub has no {request.model_id}.")
+        return downloads_service_pb2.GetModelResponse(model=self.facts)
+
+    async def VerifyModel(
+        self, request: downloads_service_pb2.VerifyModelRequest, context: object
+    ) -> AsyncIterator[downloads_service_pb2.VerifyModelResponse]:
+        """Ends when the last step says so; else it stays silent for ever."""
+        if (steps := self.verifications.get(request.node_id)) is None:
+            raise ShardringError(Reason.MODEL_IN_USE, "It is being downloaded.")
+        try:
+            for step in steps:
+                yield downloads_service_pb2.VerifyModelResponse(verification=step)
+            self.verifying.set()
+            if not (steps and steps[-1].done):
+                await asyncio.Event().wait()
+        except (asyncio.CancelledError, GeneratorExit):
+            self.verify_cancelled.set()
+            raise
+
+    async def DeleteModel(
+        self, request: downloads_service_pb2.DeleteModelRequest, context: object
+    ) -> downloads_service_pb2.DeleteModelResponse:
+        freed = self.freed[request.node_id]
+        if isinstance(freed, ShardringError):
+            raise freed
+        return downloads_service_pb2.DeleteModelResponse(freed_bytes=freed)
 
     async def ListDownloads(
         self, request: downloads_service_pb2.ListDownloadsRequest, context: object

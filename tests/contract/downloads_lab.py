@@ -6,12 +6,14 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
 from services.downloads.worker.options import CacheOptions
+from services.downloads.worker.transfers import InUse
+from services.downloads.worker.ways import Ways, no_ways
 from services.downloads.worker.worker import DownloadsWorker
 from shardring.common.v1.common_pb2 import LayerRange
 from shardring.downloads.v1 import downloads_pb2
@@ -65,16 +67,33 @@ class Lab:
     def cache(self, node_id: str) -> Path:
         return self.folder / node_id / "hub"
 
-    async def worker(self, *, node_id: str = "", offline: bool = False) -> str:
-        """Start a worker and wait until it is attached; return its node id."""
+    async def worker(
+        self,
+        *,
+        node_id: str = "",
+        offline: bool = False,
+        token: str | None = None,
+        in_use: InUse = dict,
+        ways: Ways = no_ways,
+        hub_port: int = 0,
+        **limits: float,
+    ) -> str:
+        """Start a worker and wait until it is attached; return its node id.
+
+        `limits` are further fields of CacheOptions.
+        """
         node_id = node_id or f"n-{uuid.uuid4().hex[:8]}"
         options = CacheOptions(
             cache_dir=self.cache(node_id),
             endpoint=self.endpoint,
             offline=offline,
+            token=token,
             rescan_seconds=self.rescan_seconds,
         )
-        worker = DownloadsWorker(node_id, self.remote, options)
+        options = replace(options, **limits)  # type: ignore[arg-type]
+        worker = DownloadsWorker(
+            node_id, self.remote, options, ways=ways, hub_port=hub_port, in_use=in_use
+        )
         self._running[node_id] = asyncio.create_task(worker.run())
         await eventually(lambda: self.attached(node_id))
         return node_id

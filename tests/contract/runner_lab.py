@@ -36,9 +36,17 @@ class FilesOnDisk:
     """Stands in for the downloads service."""
 
     async def fetch(
-        self, model_id: str, commit: str, layers: tuple[int, int], on_progress: Callable[..., None]
+        self,
+        instance_id: str,
+        model_id: str,
+        commit: str,
+        layers: tuple[int, int],
+        on_progress: Callable[..., None],
     ) -> Path:
         return MODEL
+
+    async def close(self) -> None:
+        pass
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shardring.common.v1 import common_pb2
-from shardring.placement.v1 import placement_service_pb2
+from shardring.placement.v1 import placement_pb2, placement_service_pb2
 from shardring.topology.v1 import topology_pb2
 from tests.contract.cli_lab import MODEL, FakeCluster, fake_cluster
 
@@ -35,6 +35,31 @@ async def test_every_constraint_is_passed_on(cluster: FakeCluster) -> None:
         concurrent_request_count=8,
         headroom_bytes=1_500_000_000,
     )
+
+
+async def test_an_objective_is_passed_on_and_its_best_is_marked(cluster: FakeCluster) -> None:
+    one, two = cluster.ring("ada"), cluster.ring("ada", "bob")
+    for placement, milliseconds in ((one, 80), (two, 50)):
+        predicted = placement.predicted_speed
+        predicted.decode_latency.FromMilliseconds(milliseconds)
+        predicted.tokens_per_second = 1000 / milliseconds
+        predicted.throughput_tokens_per_second = 12.5
+        predicted.slowest.hop_rank = 0
+    cluster.placement.previews = [
+        placement_service_pb2.Preview(node_count=count, placement=placement)
+        for count, placement in ((1, one), (2, two))
+    ]
+    run = await cluster.run("preview", MODEL, "--objective", "latency")
+    assert (run.code, run.err) == (0, "")
+    (request,) = cluster.placement.preview_requests
+    assert request.objective == placement_pb2.OBJECTIVE_DECODE_LATENCY
+    heading = next(line for line in run.out.splitlines() if "taken by" in line)
+    assert heading.startswith("2 nodes")
+    shown = " ".join(run.out.split())
+    assert "predicted 50 ms a token, 20 tokens/s for one request, 12.5 for many" in shown
+    assert "bounded by the hop from ada to bob" in shown
+    drawing = (await cluster.run("preview", MODEL, "--objective", "latency", "--dot", "-")).out
+    assert drawing.count("fillcolor=lightblue") == 2
 
 
 @pytest.mark.parametrize(

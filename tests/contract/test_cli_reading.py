@@ -212,6 +212,8 @@ async def test_models_reads_every_page(cluster: FakeCluster) -> None:
         downloaded_bytes=1000,
         total_bytes=2000,
     )
+    disk = downloads_service_pb2.NodeDisk(node_id=ada, available_bytes=120_000_000_000)
+    cluster.downloads.disks = [disk]
     cluster.downloads.models = [
         downloads_service_pb2.ModelOnNodes(model_id="org/a", fractions=[half]),
         downloads_service_pb2.ModelOnNodes(
@@ -222,12 +224,53 @@ async def test_models_reads_every_page(cluster: FakeCluster) -> None:
         ),
     ]
     run = await cluster.run("models")
-    header, first, second = run.out.splitlines()
-    assert header.split() == ["MODEL", "TYPE", "SIZE", "LAYERS", "ENGINE", "ada", "bob"]
-    assert first.split() == ["org/a", "?", "2.0", "kB", "?", "?", "50", "%", "ONGOING", "-"]
-    assert second.split() == ["org/b", "t5", "9.0", "kB", "7", "no", "-", "-"]
+    header, first, second, free = run.out.splitlines()
+    assert header.split() == ["MODEL", "SIZE", "ada", "bob"]
+    assert first.split() == ["org/a", "2.0", "kB", "50", "%", "fetching", "-"]
+    assert second.split() == ["org/b", "9.0", "kB", "-", "-"]
+    assert free.split() == ["free", "120", "GB", "-"]
+    assert run.err.strip() == "mlx-lm does not run org/b."
+    assert "bob" not in (await cluster.run("models", "--nodes", "ada")).out
     document = (await cluster.run("models", "--json")).document
     assert [entry["model_id"] for entry in document["models"]] == ["org/a", "org/b"]
+    assert document["disks"] == [{"node_id": ada, "available_bytes": "120000000000"}]
+
+
+async def test_a_model_s_facts_and_where_it_is(cluster: FakeCluster) -> None:
+    ada = cluster.nodes["ada"].node.node_id
+    whole = downloads_pb2.NodeFraction(
+        node_id=ada, fraction=1, state=downloads_pb2.DOWNLOAD_STATE_COMPLETED, total_bytes=5000
+    )
+    cluster.downloads.facts = downloads_pb2.Model(
+        model_id="org/a",
+        model_type="llama",
+        engine_supported=True,
+        tensor_supported=True,
+        gated=True,
+        license="mit",
+        layer_count=2,
+        layer_bytes=[1000, 1000],
+        context_token_count=4096,
+        key_value_bytes_per_token=1000,
+    )
+    cluster.downloads.models = [
+        downloads_service_pb2.ModelOnNodes(model_id=name, fractions=[whole])
+        for name in ("org/a", "org/b")
+    ]
+    run = await cluster.run("models", "org/a")
+    lines = [" ".join(line.split()) for line in run.out.splitlines()]
+    assert "architecture llama: mlx-lm runs it" in lines
+    assert "key-value cache 1.0 kB a token, 4.1 MB at full context" in lines
+    assert "tensor split yes" in lines
+    assert "licence mit" in lines
+    assert "gated yes: fetching it takes a token that may read it" in lines
+    assert "org/a 5.0 kB 100 % -" in lines
+    assert "org/b" not in run.out
+    document = (await cluster.run("models", "org/a", "--json")).document
+    assert document["model"]["key_value_bytes_per_token"] == "1000"
+    cluster.downloads.facts = None
+    run = await cluster.run("models", "org/a")
+    assert (run.code, run.err.splitlines()[-1]) == (1, "MODEL_NOT_FOUND")
 
 
 async def test_preview_shows_placements_and_refusals(cluster: FakeCluster) -> None:

@@ -32,6 +32,15 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
         await lab.stop()
 
 
+def spoil_one(folder: Path) -> str:
+    """Change a byte of one weight file of a cache below; return the file's name."""
+    weights = min(folder.rglob("snapshots/*/*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    return weights.name
+
+
 async def test_from_nothing_to_an_answer_and_back(run: Run) -> None:
     assert (await run("download", MODEL, "--node", "ada")).code == 0
     (model,) = (await run("models", "--json")).document["models"]
@@ -60,3 +69,29 @@ async def test_from_nothing_to_an_answer_and_back(run: Run) -> None:
     assert (fresh.code, fresh.out) == (0, "The capital of Italy is Rome.\n")
     states = [i["state"] for i in (await run("ps", "--json")).document["instances"]]
     assert states == ["INSTANCE_STATE_STOPPED"] * 2
+
+
+async def test_what_is_on_a_disk_is_told_verified_and_removed(run: Run, tmp_path: Path) -> None:
+    assert (await run("download", MODEL)).out.startswith("ada: COMPLETED 100 % of ")
+    facts = await run("models", MODEL)
+    assert "mlx-lm runs it" in facts.out
+    (disk,) = (await run("models", "--json")).document["disks"]
+    assert int(disk["available_bytes"]) > 0
+
+    assert "are as they should be" in (await run("models", "--verify")).out
+    spoiled = spoil_one(tmp_path)
+    corrupt = await run("models", "--verify", MODEL)
+    assert (corrupt.code, corrupt.err) == (1, "")
+    assert f"corrupt and removed: {spoiled}" in corrupt.out
+    assert (await run("download", MODEL)).code == 0
+    assert (await run("models", "--verify", MODEL)).code == 0
+
+    assert (await run("up", MODEL, "--name", "facts")).code == 0
+    refused = await run("rm", MODEL, "--yes")
+    assert (refused.code, refused.out) == (1, "")
+    assert "facts" in refused.err
+    assert "MODEL_IN_USE" in refused.err
+    assert (await run("down", "facts")).code == 0
+    freed = await run("rm", MODEL, "--yes")
+    assert (freed.code, freed.out.split()[:2]) == (0, ["ada:", "freed"])
+    assert (await run("models", "--json")).document["models"] == []

@@ -3,18 +3,16 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, snapshot_download
 
-from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
-from services.downloads.worker.fetch import FetchJob
+from services.downloads.worker.protocol import FetchJob, FileOrder, job_line, order_line
 from shardring.downloads.v1 import downloads_pb2
 from shardring.downloads.v1 import downloads_service_pb2 as pb
-from tests.contract.downloads_lab import Lab, downloads_process, eventually, lab
+from tests.contract.downloads_lab import Lab, eventually
 from tests.fakes.faulty_hub import FaultyHub
 from tests.fakes.tiny_model import write_model
 from tests.processes import children_with
@@ -33,12 +31,6 @@ CANCELLED = downloads_pb2.DOWNLOAD_STATE_CANCELLED
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[HostPort]:
-    with downloads_process() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder / MODEL)
@@ -46,20 +38,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     real = Path(__file__).parents[2] / "models" / TINY_FACTS
     shutil.copytree(real, folder / TINY_FACTS)
     return folder
-
-
-@pytest.fixture
-async def hub(models: Path) -> AsyncIterator[FaultyHub]:
-    hub = FaultyHub(models)
-    await hub.start()
-    yield hub
-    await hub.stop()
-
-
-@pytest.fixture
-async def here(service: HostPort, hub: FaultyHub, tmp_path: Path) -> AsyncIterator[Lab]:
-    async with lab(service, tmp_path, hub.endpoint) as made:
-        yield made
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -73,7 +51,10 @@ async def stalled_download(here: Lab, hub: FaultyHub, node: str) -> str:
     await asyncio.wait_for(hub.stalled.wait(), 20)
 
     async def some_on_disk() -> bool:
-        return (await here.get(download.download_id)).downloaded_bytes > 2**20
+        now = await here.get(download.download_id)
+        # All that is small is whole; the weights stand still.
+        left = [file.name for file in now.files if file.downloaded_bytes < file.total_bytes]
+        return now.downloaded_bytes > 2**20 and left == [MIDDLE]
 
     await eventually(some_on_disk)
     return download.download_id
@@ -276,8 +257,8 @@ async def test_the_fetching_process_ends_with_its_worker(hub: FaultyHub, tmp_pat
         cache_dir=str(tmp_path),
         storage=str(tmp_path / "models--org--big"),
         parallel_files=1,
-        files={MIDDLE: (hub.folder / BIG / MIDDLE).stat().st_size},
     )
+    order = FileOrder(MIDDLE, (hub.folder / BIG / MIDDLE).stat().st_size, etag="")
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -286,7 +267,7 @@ async def test_the_fetching_process_ends_with_its_worker(hub: FaultyHub, tmp_pat
         stdout=asyncio.subprocess.PIPE,
     )
     assert child.stdin is not None
-    child.stdin.write(job.to_json().encode() + b"\n")
+    child.stdin.write(f"{job_line(job)}\n{order_line(order)}\n".encode())
     await asyncio.wait_for(hub.stalled.wait(), 20)
     # As when the worker is killed: the pipe closes.
     child.stdin.close()

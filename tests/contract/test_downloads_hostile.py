@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import re
+import resource
 import struct
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from services.common.errors import Reason, ShardringError
 from services.downloads.hub import HubServer
 from shardring.downloads.v1 import downloads_pb2
 from shardring.downloads.v1 import downloads_service_pb2 as pb
-from tests.contract.downloads_lab import Lab, downloads_process, lab
+from tests.contract.downloads_lab import Lab, lab
 from tests.fakes.hostile_hub import COMMIT, HostileModel, hostile_hub
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2}
@@ -47,6 +50,15 @@ def index(weight_map: Any) -> dict[str, bytes]:
     return {INDEX: json.dumps({"weight_map": weight_map}).encode()}
 
 
+def header(*spans: tuple[Any, Any], dtype: Any = "F32") -> bytes:
+    """Return a weight file whose tensors lie at these places."""
+    entries = {
+        f"model.layers.{i}.w": {"dtype": dtype, "shape": [2], "data_offsets": span}
+        for i, span in enumerate(spans)
+    }
+    return weights(json.dumps(entries).encode())
+
+
 MALFORMED = {
     "config-huge": model(sizes={"config.json": 2**30}),
     "config-html": model(b"<html>"),
@@ -64,6 +76,22 @@ MALFORMED = {
     "index-missing": model(files=index({"a": "nowhere.safetensors"})),
     "index-types": model(files=index({"a": 5, "b": ["x"]})),
     "index-deep": model(files={INDEX: DEEP}),
+    "index-huge": model(sizes={INDEX: 2**40}),
+    "index-5000-files": model(
+        files=index({f"t{i}": f"m{i}.safetensors" for i in range(5000)}),
+        sizes={f"m{i}.safetensors": 9 for i in range(5000)},
+    ),
+    "config-digits": model(b'{"model_type":"llama","num_hidden_layers":' + b"9" * 10_000 + b"}"),
+    "heads-huge": model({**CONFIG, "num_attention_heads": 2**40}),
+    "header-overlap": model(weight=header((0, 16), (8, 32))),
+    "header-gap": model(weight=header((0, 8), (16, 32))),
+    "header-backwards": model(weight=header((8, 0))),
+    "header-negative": model(weight=header((-8, 0))),
+    "header-2e70": model(weight=header((0, 2**70))),
+    "header-offsets-text": model(weight=header(("0", "8"))),
+    "header-dtype-list": model(weight=header((0, 32), dtype=["F32"])),
+    "header-null": model(weight=weights(b'{"a":null}')),
+    "header-deep": model(weight=weights(b'{"a":' + DEEP + b"}")),
     "header-2e60": model(weight=weights(length=2**60)),
     "header-html": model(weight=weights(b"<html>")),
     "header-half-a-surrogate": model(weight=weights(b'{"\\ud800":{}}')),
@@ -81,6 +109,7 @@ MALFORMED = {
     "info-deep": model(info=DEEP),
     "info-no-commit": model(info=b'{"sha":"../../x","siblings":[]}'),
     "info-odd-files": model(info=b'{"sha":"%s","siblings":[null,5]}' % COMMIT.encode()),
+    "tokenizer-huge": model(sizes={"tokenizer_config.json": 2**40}),
     "tokenizer-list": model(files={"tokenizer_config.json": b"[]"}),
 }
 # Names that leave their folder, hide, or fit no file system are as if not there.
@@ -90,13 +119,24 @@ ODD = {
     "licence": model(card={"license": ["a", {"b": 1}]}),
     "licence-long": model(card={"license": "L" * 1_000_000}),
     "card-list": model(card=[1]),
-    "size-0": model(files={"tokenizer.json": b"{}"}, sizes={"tokenizer.json": 0}),
+    "cache-odd": model(
+        {
+            **CONFIG,
+            "num_key_value_heads": [1, "x"],
+            "head_dim": -1,
+            "layer_types": 7,
+            "block_configs": [1, {"attention": 2}],
+            "linear_attn_config": {"kda_layers": {}},
+            "full_attention_interval": 10**30,
+        }
+    ),
 }
 LYING = {
     "endless": model(endless=True),
     "promises": model(
         sizes={"generation_config.json": 100}, files={"generation_config.json": b"{"}
     ),
+    "size-0": model(files={"tokenizer.json": b"{}"}, sizes={"tokenizer.json": 0}),
 }
 MODELS = {
     **MALFORMED,
@@ -106,12 +146,6 @@ MODELS = {
     "loop": model(loop=True),
     "dribble": model(dribble=True),
 }
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[HostPort]:
-    with downloads_process() as address:
-        yield address
 
 
 @pytest_asyncio.fixture
@@ -125,6 +159,12 @@ async def here(service: HostPort, tmp_path: Path) -> AsyncIterator[Lab]:
         await hub.stop()
 
 
+def peak_bytes() -> int:
+    """Return the most memory this process, and the workers in it, ever had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
 async def refusal(here: Lab, name: str) -> ShardringError:
     request = pb.GetModelRequest(model_id=f"evil/{name}")
     with pytest.raises(ShardringError) as refused:
@@ -136,6 +176,7 @@ async def test_what_cannot_be_true_is_malformed_and_says_where(
     here: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     await here.worker()
+    before = peak_bytes()
     for name in MALFORMED:
         error = await refusal(here, name)
         assert error.reason is Reason.MODEL_MALFORMED, (name, error)
@@ -145,6 +186,7 @@ async def test_what_cannot_be_true_is_malformed_and_says_where(
         assert len(error.message) < 400, name
     assert (await refusal(here, "loop")).reason is Reason.HUB_UNREACHABLE
     assert not [record for record in caplog.records if record.exc_info]
+    assert peak_bytes() - before < 500 * 10**6
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -156,16 +198,17 @@ async def test_oddities_do_no_harm_and_stay_in_the_cache(here: Lab, name: str) -
     assert all(path.is_relative_to(here.cache(node)) for path in written)
     names = {path.name for path in written if path.parent == Path(last.snapshot_path)}
     assert {"config.json", WEIGHTS} <= names <= {"config.json", WEIGHTS, "tokenizer.json"}
-    assert (await here.model(f"evil/{name}")).license == ""
+    facts = await here.model(f"evil/{name}")
+    assert (facts.license, facts.key_value_bytes_per_token) == ("", 0)
 
 
 @pytest.mark.parametrize("name", LYING)
-async def test_a_body_of_another_size_than_announced_fails(here: Lab, name: str) -> None:
+async def test_a_body_of_another_size_or_content_than_announced_fails(here: Lab, name: str) -> None:
     node = await here.worker()
     last = await here.fetch(node, f"evil/{name}")
     assert last.state == downloads_pb2.DOWNLOAD_STATE_FAILED
     assert last.error.reason == Reason.DOWNLOAD_FAILED
-    assert "another size than it announced" in last.error.message
+    assert re.search("another size than it announced|content other than", last.error.message)
     sizes = [path.stat().st_size for path in here.cache(node).rglob("*") if path.is_file()]
     assert sum(sizes) < 2**20, "an endless body must not fill the disk"
 

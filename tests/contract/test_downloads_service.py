@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import Awaitable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -46,26 +46,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wrong = safetensors({"model.layers.1.a": 10}) + b"more than the header says"
     (folder / "bad" / "gap" / "model-00002-of-00003.safetensors").write_bytes(wrong)
     return folder
-
-
-@pytest.fixture
-async def hub(models: Path) -> AsyncIterator[FaultyHub]:
-    hub = FaultyHub(models)
-    await hub.start()
-    yield hub
-    await hub.stop()
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[HostPort]:
-    with downloads_process() as address:
-        yield address
-
-
-@pytest.fixture
-async def here(service: HostPort, hub: FaultyHub, tmp_path: Path) -> AsyncIterator[Lab]:
-    async with lab(service, tmp_path, hub.endpoint) as made:
-        yield made
 
 
 async def test_facts_come_from_the_hub_without_fetching_the_model(
@@ -114,6 +94,21 @@ async def test_models_that_cannot_be_used_say_why(
     failed = await here.fetch(node, model_id, revision=revision)
     assert (failed.state, failed.error.reason) == (FAILED, reason)
     assert not list(here.cache(node).rglob("blobs/*"))
+
+
+async def test_a_gated_model_says_so_also_from_disk(here: Lab, hub: FaultyHub) -> None:
+    node = await here.worker(token="granted")
+    assert not (await here.model(MODEL)).gated
+    hub.faults.gated_to = "granted"
+    assert (await here.model("org/second")).gated
+    assert (await here.fetch(node, "org/second")).state == COMPLETED
+    await hub.stop()
+    await here.stop_worker(node)
+    await here.worker(node_id=node, offline=True)
+    kept = await here.model("org/second")
+    assert kept.gated
+    assert kept.key_value_bytes_per_token == LAYERS * 2 * (2 + 2) * 2
+    assert kept.tensor_supported
 
 
 async def test_an_architecture_the_engine_lacks_is_told_apart(here: Lab) -> None:

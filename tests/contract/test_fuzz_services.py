@@ -59,6 +59,10 @@ PLAUSIBLE = {
     "seconds": (1, 1_700_000_000),
     "nanos": (0, 999_999_999),
     "download_id": ("d-1",),
+    "file_names": ("config.json", "a/b.safetensors"),
+    "whole_files": ("config.json",),
+    "max_count": (1, 64),
+    "hub_port": (0, 52430),
     "command_id": ("c-1",),
     "memory_total_bytes": (2**34,),
     "memory_available_bytes": (2**33,),
@@ -110,7 +114,9 @@ def plausible(message: Message, rng: random.Random, seen: Fields) -> Message:
         if field.containing_oneof and field.name not in chosen:
             continue
         if field.message_type and field.message_type.GetOptions().map_entry:
-            getattr(message, field.name)["key"] = "value"
+            held = field.message_type.fields_by_name["value"].type
+            value = "value" if held == FieldDescriptor.TYPE_STRING else rng.choice(BOUNDS[held])
+            getattr(message, field.name)["key"] = value
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             inner = getattr(message, field.name)
             plausible(inner.add() if field.is_repeated else inner, rng, seen)

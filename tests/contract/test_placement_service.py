@@ -676,6 +676,72 @@ def test_a_service_that_is_down_is_named(cluster: Cluster, service: str) -> None
         assert stop(process) == 0
 
 
+def calibrate(cluster: Cluster, **billions: int) -> None:
+    """Tell what nodes read per second, in GB, and measure all links."""
+    for node in cluster.world.topology.nodes:
+        node.weight_bytes_per_second = billions[node.node_id] * GB
+        node.multiply_adds_per_second = 1000 * GB
+    for link in cluster.world.topology.links:
+        link.throughput_bytes_per_second = GB
+
+
+def test_an_objective_makes_the_split_follow_speed(cluster: Cluster) -> None:
+    cluster.world.topology = topology_of(dict.fromkeys("abc", 9 * GB))
+    cluster.world.model = model_of(6, hidden_size=4096, hidden_bytes_per_value=2)
+    calibrate(cluster, a=10, b=100, c=50)
+    plain = cluster.place().placement
+    assert [rank.node_id for rank in plain.ranks] == ["a"]
+    # Six layers and the head of 10 GB a second.
+    assert plain.predicted_speed.decode_latency.ToMilliseconds() == 650
+    assert plain.predicted_speed.tokens_per_second == pytest.approx(1 / 0.65)
+    assert plain.predicted_speed.slowest.WhichOneof("part") == "stage_rank"
+    latency = cluster.place(objective=placement_pb2.OBJECTIVE_DECODE_LATENCY).placement
+    assert [rank.node_id for rank in latency.ranks] == ["b"]
+    assert latency.predicted_speed.decode_latency.ToMilliseconds() == 65
+    assert latency.score.proven_optimal
+    throughput = cluster.place(objective=placement_pb2.OBJECTIVE_THROUGHPUT).placement
+    layers = {rank.node_id: rank.layers.end - rank.layers.start for rank in throughput.ranks}
+    # The fastest last, for it has to run the head as well.
+    assert layers == {"c": 2, "b": 4}
+    predicted = throughput.predicted_speed
+    assert predicted.throughput_tokens_per_second == pytest.approx(1 / 0.045)
+    assert predicted.slowest.time.ToMilliseconds() == 45
+    assert predicted.slowest.stage_rank == 1
+    assert predicted.prefill_tokens_per_second > 0
+
+
+def test_previews_with_an_objective(cluster: Cluster) -> None:
+    cluster.world.topology = topology_of(dict.fromkeys("abc", 4 * GB))
+    calibrate(cluster, a=10, b=100, c=50)
+    request = placement_service_pb2.PreviewPlacementsRequest(
+        model_id="org/model", objective=placement_pb2.OBJECTIVE_DECODE_LATENCY
+    )
+    previews = cluster.stub.PreviewPlacements(request, timeout=CALL_TIMEOUT).previews
+    assert [p.refusal.reason or "placed" for p in previews] == [
+        "NOT_ENOUGH_MEMORY",
+        "placed",
+        "placed",
+    ]
+    assert {rank.node_id for rank in previews[1].placement.ranks} == {"b", "c"}
+    request.sharding = common_pb2.SHARDING_TENSOR
+    with pytest.raises(grpc.RpcError) as raised:
+        cluster.stub.PreviewPlacements(request, timeout=CALL_TIMEOUT)
+    assert refusal_of(raised.value)[1]["field"] == "objective"
+
+
+def test_an_objective_needs_figures(cluster: Cluster) -> None:
+    asked = {"objective": placement_pb2.OBJECTIVE_THROUGHPUT}
+    reason, metadata, status = cluster.refusal(**asked)
+    assert reason is Reason.NOT_CALIBRATED
+    assert metadata == {"node_ids": "a,b,c", "node_count": "3", "unmeasured_pairs": ""}
+    assert "studio-a" in status.message
+    assert not cluster.place().placement.HasField("predicted_speed")
+    assert cluster.refusal(objective=7)[1]["field"] == "objective"
+    cluster.world.topology.gathering = True
+    reason, metadata, _ = cluster.refusal(**asked)
+    assert (reason, metadata["refusal"]) == (Reason.TOPOLOGY_GATHERING, "NOT_CALIBRATED")
+
+
 def test_many_callers_at_once(cluster: Cluster) -> None:
     cluster.world.topology = topology_of({chr(97 + i): 3 * GB + i for i in range(24)})
     cluster.world.model = model_of(24)

@@ -18,6 +18,7 @@ from shardring.runner.v1 import runner_pb2, shard_service_pb2
 from tests.contract.runner_lab import (
     FACTS,
     MODEL,
+    FilesOnDisk,
     Node,
     children,
     eventually,
@@ -220,7 +221,7 @@ async def test_rounds_leave_no_connection(nodes: list[Node]) -> None:
 
 
 async def test_a_rank_that_broke_does_not_wait_for_others_downloads(nodes: list[Node]) -> None:
-    class SlowFiles:
+    class SlowFiles(FilesOnDisk):
         async def fetch(self, *arguments: object) -> Path:
             on_progress = arguments[-1]
             assert callable(on_progress)

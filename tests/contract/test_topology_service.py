@@ -140,12 +140,15 @@ async def test_bad_reports_are_refused_and_change_nothing(client: Client) -> Non
     late = link("a", "b")
     late.round_trip.seconds = -1
     absurd, lost = link("a", "b"), link("a", "b")
+    too_fast = node("c", port=1)
+    too_fast.weight_bytes_per_second = 2**62
     absurd.throughput_bytes_per_second = -1
     lost.sink_port = 65_536
     for call, field in (
         (client.report_node(topology_pb2.Node()), "node.node_id"),
         (client.report_node(negative), "node.memory_available_bytes"),
         (client.report_node(node("c", port=0)), "node.endpoints[0].port"),
+        (client.report_node(too_fast), "node.weight_bytes_per_second"),
         (client.report_links("a", link("b", "a")), "links[0].source_node_id"),
         (client.report_links("a", link("a", "b", "10.0.0.9")), "links[0].sink_address"),
         (client.report_links("a", link("a", "b", "0.0.0.0")), "links[0].sink_address"),

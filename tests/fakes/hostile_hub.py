@@ -54,6 +54,15 @@ def hostile_hub(models: dict[str, HostileModel]) -> Starlette:
         }
         return Response(json.dumps(answer))
 
+    async def tree(request: Request) -> Response:
+        model = models[request.path_params["name"]]
+        listed = [_listed(model, file) for file in {**model.files, **model.sizes}]
+        entries = [
+            {"type": "file", "path": one["rfilename"], "size": one["size"], "oid": one["blobId"]}
+            for one in listed
+        ]
+        return Response(json.dumps(entries))
+
     async def resolve(request: Request) -> Response:
         model, path = models[request.path_params["name"]], request.path_params["path"]
         if model.loop:
@@ -82,6 +91,7 @@ def hostile_hub(models: dict[str, HostileModel]) -> Starlette:
     return Starlette(
         routes=[
             Route("/api/models/evil/{name}/revision/{revision}", info),
+            Route("/api/models/evil/{name}/tree/{revision}", tree),
             Route("/evil/{name}/resolve/{revision}/{path:path}", resolve, methods=["GET", "HEAD"]),
         ]
     )
@@ -97,7 +107,8 @@ def _listed(model: HostileModel, name: str) -> dict[str, Any]:
 
 
 def _hash(body: bytes) -> str:
-    return hashlib.sha1(body, usedforsecurity=False).hexdigest()
+    """Return what git calls a blob."""
+    return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
 
 
 async def _forever(piece: bytes, pause_seconds: float) -> AsyncIterator[bytes]:

@@ -1,7 +1,7 @@
 """`shardring download`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 import click
@@ -11,21 +11,18 @@ from services.cli.follow import DOWNLOAD_ENDS, follow_downloads
 from services.cli.names import NodeNames, names_of_nodes, resolve_nodes
 from services.cli.render.downloads import download_line
 from services.cli.shell import Shell, client_command
+from services.cli.together import nodes_option, together
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_proto
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 from shardring.topology.v1 import topology_pb2
 
+_HINT = "Ctrl-C cancels what this command started; what was fetched stays on disk."
+
 
 @client_command
 @click.argument("model")
-@click.option(
-    "--node",
-    "node_texts",
-    multiple=True,
-    metavar="NODE",
-    help="Only to this node. May be repeated.",
-)
+@nodes_option("Only to this node. May be repeated.")
 @click.option("--revision", default="", help="Branch, tag or commit.  [default: main]")
 async def download(shell: Shell, model: str, node_texts: tuple[str, ...], revision: str) -> None:
     """Fetch MODEL ("organisation/name") to the disk of every node, or of those given.
@@ -53,14 +50,11 @@ async def download(shell: Shell, model: str, node_texts: tuple[str, ...], revisi
         await asyncio.gather(*map(start, nodes))
         ended = await _follow(shell, started, names)
     except BaseException:
-        await _cancel(shell, [one for one in started if one.download_id not in earlier])
+        await _cancel(shell, [one for one in started if one.download_id not in earlier], names)
         raise
-    if not shell.json:
-        for one in sorted(ended, key=lambda one: names.label(one.node_id)):
-            shell.out.print(download_line(one, names))
     failures = refusals | {names.label(one.node_id): why for one in ended if (why := _fault(one))}
     if failures:
-        raise _together(failures)
+        raise together(failures)
 
 
 async def _chosen(shell: Shell, texts: Sequence[str]) -> list[topology_pb2.Node]:
@@ -80,12 +74,20 @@ async def _follow(
     """Return `started` as they ended; none started: at once, for no ids would mean all."""
     if not started:
         return []
+
+    def tell(ended: downloads_pb2.Download) -> None:
+        # Where both go to a terminal, the last picture says the same.
+        if not (shell.out.is_terminal and shell.err.is_terminal):
+            shell.out.print(download_line(ended, names))
+
     ids = [one.download_id for one in started]
     async with aclosing(shell.cluster.watch_downloads(ids)) as updates:
         if not shell.json:
-            return await follow_downloads(updates, started, names, shell.err)
+            return await follow_downloads(updates, started, names, shell.err, tell, _HINT)
         shell.print_line(downloads_service_pb2.WatchDownloadsResponse(downloads=started))
-        return await follow_downloads(_printed(shell, updates), started, names, Console(quiet=True))
+        return await follow_downloads(
+            _printed(shell, updates), started, names, Console(quiet=True), lambda _: None
+        )
 
 
 async def _printed(
@@ -96,12 +98,17 @@ async def _printed(
         yield downloads
 
 
-async def _cancel(shell: Shell, started: Sequence[downloads_pb2.Download]) -> None:
+async def _cancel(
+    shell: Shell, started: Sequence[downloads_pb2.Download], names: NodeNames
+) -> None:
     for one in started:
+        label = names.label(one.node_id)
         try:
             await shell.cluster.cancel_download(one.download_id)
         except ShardringError as error:
             shell.remark(f"Download {one.download_id} may still run: {error.message}")
+        else:
+            shell.remark(f"{label}: cancelled; what was fetched stays on disk.")
 
 
 def _fault(ended: downloads_pb2.Download) -> ShardringError | None:
@@ -114,18 +121,4 @@ def _fault(ended: downloads_pb2.Download) -> ShardringError | None:
         Reason.DOWNLOAD_FAILED,
         "The download was cancelled.",
         metadata={"download_id": ended.download_id, "node_id": ended.node_id},
-    )
-
-
-def _together(failures: Mapping[str, ShardringError]) -> ShardringError:
-    """Return one error for several nodes' failures, with their reason if they share one."""
-    reasons = {error.reason for error in failures.values()}
-    nodes: dict[str, list[str]] = {}
-    for label, error in sorted(failures.items()):
-        nodes.setdefault(error.message, []).append(label)
-    metadata = next(iter(failures.values())).metadata if len(failures) == 1 else {}
-    return ShardringError(
-        reasons.pop() if len(reasons) == 1 else Reason.DOWNLOAD_FAILED,
-        "\n".join(f"{', '.join(labels)}: {message}" for message, labels in nodes.items()),
-        metadata={**metadata},
     )

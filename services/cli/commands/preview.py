@@ -6,7 +6,7 @@ import click
 
 from services.cli.placing import placing_options, wanted_placement
 from services.cli.render.dot import drawn
-from services.cli.render.placements import first_placement, previews
+from services.cli.render.placements import previews, taken_placement
 from services.cli.shell import Shell, client_command
 from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_service_pb2
@@ -68,12 +68,15 @@ async def preview(
             constraints=wanted.constraints,
             sharding=_SHARDINGS[sharding],
             ring_backend=_BACKENDS[backend],
+            objective=wanted.objective,
         )
     )
     if dot is not None:
-        dot.write(drawn(await shell.cluster.topology(), first_placement(response)))
+        dot.write(
+            drawn(await shell.cluster.topology(), taken_placement(response, wanted.objective))
+        )
         return
     if shell.json:
         shell.print_document(response)
         return
-    shell.out.print(previews(response, hosts=hosts))
+    shell.out.print(previews(response, wanted.objective, hosts=hosts))

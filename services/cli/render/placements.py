@@ -1,5 +1,6 @@
 """Placements: what each node of a ring holds, and how the ring is joined."""
 
+from google.protobuf import duration_pb2
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -62,15 +63,56 @@ def score_line(placement: placement_pb2.Placement) -> str:
         milliseconds = hop.round_trip.ToNanoseconds() / 1e6
         ends = f"{names.label(hop.source_node_id)} and {names.label(hop.sink_node_id)}"
         parts.append(f"slowest hop {milliseconds:.2f} ms, between {ends}")
+    if predicted := predicted_line(placement):
+        parts.append(predicted)
     return ", ".join(parts)
 
 
-def first_placement(
+def predicted_line(placement: placement_pb2.Placement) -> str:
+    """Return how fast a placement should be; empty where that is not known."""
+    if not placement.HasField("predicted_speed"):
+        return ""
+    predicted = placement.predicted_speed
+    nodes = [rank.node_id for rank in placement.ranks]
+    names, slowest = names_of_ranks(placement), predicted.slowest
+    if slowest.WhichOneof("part") == "stage_rank":
+        where = f"the stage of {names.label(nodes[slowest.stage_rank])}"
+    else:
+        after = (slowest.hop_rank + 1) % len(nodes)
+        where = (
+            f"the hop from {names.label(nodes[slowest.hop_rank])} to {names.label(nodes[after])}"
+        )
+    return (
+        f"predicted {_milliseconds(predicted.decode_latency)} a token, "
+        f"{predicted.tokens_per_second:.3g} tokens/s for one request, "
+        f"{predicted.throughput_tokens_per_second:.3g} for many, bounded by {where}"
+    )
+
+
+def _milliseconds(duration: duration_pb2.Duration) -> str:
+    return f"{duration.ToNanoseconds() / 1e6:.3g} ms"
+
+
+def taken_placement(
     response: placement_service_pb2.PreviewPlacementsResponse,
+    objective: placement_pb2.Objective.ValueType = placement_pb2.OBJECTIVE_UNSPECIFIED,
 ) -> placement_pb2.Placement | None:
-    """Return what `up` takes: the first that can be placed; None when nothing can."""
-    placements = (p.placement for p in response.previews if p.HasField("placement"))
-    return next(placements, None)
+    """Return what `up` takes of previews that were asked for with this objective: the best at it,
+    or else the first that can be placed; None when nothing can."""
+    placements = [p.placement for p in response.previews if p.HasField("placement")]
+    return min(placements, key=lambda p: _figure(p, objective), default=None)
+
+
+def _figure(
+    placement: placement_pb2.Placement, objective: placement_pb2.Objective.ValueType
+) -> float:
+    """Return what an objective wants to be small; the same for all without one."""
+    predicted = placement.predicted_speed
+    if objective == placement_pb2.OBJECTIVE_DECODE_LATENCY:
+        return predicted.decode_latency.ToNanoseconds()
+    if objective == placement_pb2.OBJECTIVE_THROUGHPUT:
+        return -predicted.throughput_tokens_per_second
+    return 0.0
 
 
 def _way(preview: placement_service_pb2.Preview) -> str:
@@ -84,22 +126,31 @@ def _way(preview: placement_service_pb2.Preview) -> str:
 
 
 def previews(
-    response: placement_service_pb2.PreviewPlacementsResponse, *, hosts: bool = False
+    response: placement_service_pb2.PreviewPlacementsResponse,
+    objective: placement_pb2.Objective.ValueType = placement_pb2.OBJECTIVE_UNSPECIFIED,
+    *,
+    hosts: bool = False,
 ) -> RenderableType:
     """Return a paragraph for each ring size: the placement, or the refusal in words.
 
-    The first size that can be placed is what `up` takes. `hosts` adds the host lists.
+    With the same objective `up` takes the one that is marked. `hosts` adds the host lists.
     """
     parts: list[RenderableType] = []
-    chosen = False
-    for preview in response.previews:
+    usual = [
+        number
+        for number, preview in enumerate(response.previews)
+        if preview.HasField("placement") and not _way(preview)
+    ]
+    taken = min(
+        usual, key=lambda n: _figure(response.previews[n].placement, objective), default=None
+    )
+    for number, preview in enumerate(response.previews):
         way = _way(preview)
         heading = Text(count(preview.node_count, "node") + way, style="bold")
         if preview.WhichOneof("outcome") == "placement":
             placement = preview.placement
-            if not chosen and not way:
+            if number == taken:
                 heading.append(" (taken by up and run)", style="green")
-                chosen = True
             heading.append(f" - {score_line(placement)}", style="not bold dim")
             body: list[RenderableType] = [placement_table(placement)]
             if hosts:

@@ -5,17 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.downloads.domain.config import HEADS, HIDDEN, KEY_VALUE_HEADS, find
 from services.downloads.domain.header import Header, Malformed
+from services.downloads.domain.key_values import key_value_bytes_per_token
 from services.downloads.domain.layers import MAX_LAYERS, Part, head_is_tied, layer_prefix, part_of
 from services.downloads.domain.records import ModelFacts, ModelFile
 
 # Longest name that a configuration may give something.
 _MAX_WORD = 100
-_INNER = ("text_config", "llm_config", "language_config")
 _LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "hidden_dim", "dim", "model_dim")
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 _CONFIG_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -36,10 +34,14 @@ class ModelText:
     has_chat_template: bool
     license: str
     engine_supported: bool
+    tensor_supported: bool = False
 
 
 def model_facts(text: ModelText) -> ModelFacts:
-    """Work out what the files say. Raises Malformed when they contradict each other."""
+    """Work out what the files say; `gated` only the hub knows.
+
+    Raises Malformed when they contradict each other.
+    """
     config = text.config
     if not isinstance(model_type := config.get("model_type"), str) or not model_type:
         raise Malformed("it has no model_type")
@@ -51,13 +53,14 @@ def model_facts(text: ModelText) -> ModelFacts:
         for name, tensor in header.tensors.items()
     }
     prefix, layer_count = layer_prefix(tensor_bytes, _count(config, _LAYER_COUNT) or None)
-    says_tied = _find(config, ("tie_word_embeddings",)) is True
+    says_tied = find(config, ("tie_word_embeddings",)) is True
     tied = head_is_tied(tensor_bytes, prefix, says_tied)
     parts = {name: part_of(name, prefix, layer_count, tied) for name in tensor_bytes}
     layer_bytes = [0] * layer_count
     for name, part in parts.items():
         if part.layer is not None:
             layer_bytes[part.layer] += tensor_bytes[name]
+    hidden_bytes = _hidden_bytes(text)
     return ModelFacts(
         model_id=text.model_id,
         commit=text.commit,
@@ -67,15 +70,17 @@ def model_facts(text: ModelText) -> ModelFacts:
         embedding_bytes=sum(tensor_bytes[name] for name, part in parts.items() if part.first),
         head_bytes=sum(tensor_bytes[name] for name, part in parts.items() if part.last),
         weight_bytes=sum(tensor_bytes.values()),
-        hidden_size=_count(config, _HIDDEN),
-        attention_head_count=_count(config, _HEADS),
-        key_value_head_count=_count(config, _KEY_VALUE_HEADS),
+        hidden_size=_count(config, HIDDEN),
+        attention_head_count=_count(config, HEADS),
+        key_value_head_count=_count(config, KEY_VALUE_HEADS),
         context_token_count=_count(config, _CONTEXT),
         has_chat_template=text.has_chat_template,
         quantization=_quantization(config),
         license=text.license,
-        hidden_bytes_per_value=_hidden_bytes(text),
+        hidden_bytes_per_value=hidden_bytes,
         files=_files(text, parts),
+        key_value_bytes_per_token=key_value_bytes_per_token(config, layer_count, hidden_bytes),
+        tensor_supported=text.tensor_supported,
     )
 
 
@@ -98,19 +103,9 @@ def _files(text: ModelText, parts: Mapping[str, Part]) -> tuple[ModelFile, ...]:
     return tuple(files)
 
 
-def _find(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    """Return the first of `keys` that config.json or the text model inside it gives."""
-    inner = [value for key in _INNER if isinstance(value := config.get(key), dict)]
-    for place in (*inner, config):
-        for key in keys:
-            if place.get(key) is not None:
-                return place[key]
-    return None
-
-
 def _count(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
     """Return a positive count, 0 when config.json does not say. Raises Malformed."""
-    value = _find(config, keys)
+    value = find(config, keys)
     if value is None:
         return 0
     limit = MAX_LAYERS if keys is _LAYER_COUNT else 2**31 - 1
@@ -153,4 +148,4 @@ def _hidden_bytes(text: ModelText) -> int:
     )
     if kinds:
         return _FLOAT_BYTES[kinds.most_common(1)[0][0]]
-    return _CONFIG_BYTES.get(str(_find(text.config, ("torch_dtype", "dtype"))), 0)
+    return _CONFIG_BYTES.get(str(find(text.config, ("torch_dtype", "dtype"))), 0)

@@ -1,7 +1,9 @@
 """The records the service, its workers and the wire agree on."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import cached_property
 
 from services.common.errors import ShardringError
 
@@ -34,6 +36,16 @@ class FileProgress:
     name: str
     downloaded_bytes: int
     total_bytes: int
+    bytes_per_second: int = 0
+    # The node it is being fetched from; "": none, or the hub.
+    source_node_id: str = ""
+    # Until it is whole at the recent speed; None while that is not known.
+    time_left_seconds: float | None = None
+
+    @property
+    def whole(self) -> bool:
+        """True when all of it is on disk; not known, so false, of a file without a byte."""
+        return 0 < self.total_bytes == self.downloaded_bytes
 
 
 @dataclass(frozen=True)
@@ -55,11 +67,36 @@ class Download:
     files: tuple[FileProgress, ...] = ()
     error: ShardringError | None = None
     snapshot_path: str = ""
+    time_left_seconds: float | None = None
+    received_from_hub_bytes: int = 0
+    received_from_nodes_bytes: int = 0
+
+    @cached_property
+    def by_name(self) -> Mapping[str, FileProgress]:
+        """Its files by their names."""
+        return {file.name: file for file in self.files}
+
+    @cached_property
+    def whole_files(self) -> frozenset[str]:
+        """Names of the needed files that are whole on disk."""
+        return frozenset(file.name for file in self.files if file.whole)
 
     @property
     def live(self) -> bool:
         """True while it may still change by itself."""
         return self.state in LIVE_STATES
+
+    def at_rest(self) -> "Download":
+        """Return it as it is while nothing comes."""
+        return replace(
+            self,
+            bytes_per_second=0,
+            time_left_seconds=None,
+            files=tuple(
+                FileProgress(file.name, file.downloaded_bytes, file.total_bytes)
+                for file in self.files
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -95,6 +132,9 @@ class ModelFacts:
     license: str
     hidden_bytes_per_value: int
     files: tuple[ModelFile, ...]
+    key_value_bytes_per_token: int = 0
+    tensor_supported: bool = False
+    gated: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -107,6 +147,7 @@ class CachedModel:
     """A model at one commit in a node's cache folder.
 
     `total_bytes` is 0 while unknown; `facts` None means "not known, or as reported before".
+    `whole_files` names the needed files that are whole, while not all are.
     """
 
     model_id: str
@@ -115,6 +156,7 @@ class CachedModel:
     downloaded_bytes: int
     total_bytes: int
     facts: ModelFacts | None = None
+    whole_files: frozenset[str] = frozenset()
 
     @property
     def whole(self) -> bool:
@@ -135,6 +177,25 @@ class NodeFraction:
     state: DownloadState | None
     downloaded_bytes: int
     total_bytes: int
+
+
+@dataclass(frozen=True)
+class NodeDisk:
+    """Room on the file system of a node's cache folder."""
+
+    node_id: str
+    available_bytes: int
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far the verification of a model is; see shardring.downloads.v1.Verification."""
+
+    verified_bytes: int
+    total_bytes: int
+    corrupt_files: tuple[str, ...] = ()
+    unverifiable_files: tuple[str, ...] = ()
+    done: bool = False
 
 
 @dataclass(frozen=True)

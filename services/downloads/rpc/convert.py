@@ -1,8 +1,9 @@
 """Records to and from messages; nothing else touches them."""
 
-from google.protobuf import timestamp_pb2
+from google.protobuf import duration_pb2, timestamp_pb2
 
 from services.common.status import error_from_proto, error_to_proto
+from services.downloads.domain.assignment import Ask, Assigned
 from services.downloads.domain.records import (
     CachedModel,
     Download,
@@ -12,7 +13,9 @@ from services.downloads.domain.records import (
     ModelFacts,
     ModelFile,
     ModelOnNodes,
+    NodeDisk,
     NodeFraction,
+    Verification,
 )
 from shardring.common.v1 import common_pb2
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
@@ -50,6 +53,9 @@ def download_to_proto(download: Download) -> downloads_pb2.Download:
                 name=file.name,
                 downloaded_bytes=file.downloaded_bytes,
                 total_bytes=file.total_bytes,
+                bytes_per_second=file.bytes_per_second,
+                source_node_id=file.source_node_id,
+                time_left=_duration(file.time_left_seconds),
             )
             for file in download.files
         ],
@@ -57,6 +63,9 @@ def download_to_proto(download: Download) -> downloads_pb2.Download:
         snapshot_path=download.snapshot_path,
         create_time=_timestamp(download.create_time),
         update_time=_timestamp(download.update_time),
+        time_left=_duration(download.time_left_seconds),
+        received_from_hub_bytes=download.received_from_hub_bytes,
+        received_from_nodes_bytes=download.received_from_nodes_bytes,
     )
 
 
@@ -74,13 +83,23 @@ def download_from_proto(message: downloads_pb2.Download) -> Download:
         total_bytes=message.total_bytes,
         bytes_per_second=message.bytes_per_second,
         files=tuple(
-            FileProgress(file.name, file.downloaded_bytes, file.total_bytes)
+            FileProgress(
+                file.name,
+                file.downloaded_bytes,
+                file.total_bytes,
+                file.bytes_per_second,
+                file.source_node_id,
+                _time_left(file),
+            )
             for file in message.files
         ),
         error=error_from_proto(message.error) if message.HasField("error") else None,
         snapshot_path=message.snapshot_path,
         create_time=_seconds(message.create_time),
         update_time=_seconds(message.update_time),
+        time_left_seconds=_time_left(message),
+        received_from_hub_bytes=message.received_from_hub_bytes,
+        received_from_nodes_bytes=message.received_from_nodes_bytes,
     )
 
 
@@ -120,6 +139,9 @@ def facts_to_proto(facts: ModelFacts) -> downloads_pb2.Model:
             )
             for file in facts.files
         ],
+        key_value_bytes_per_token=facts.key_value_bytes_per_token,
+        tensor_supported=facts.tensor_supported,
+        gated=facts.gated,
     )
 
 
@@ -153,6 +175,9 @@ def facts_from_proto(message: downloads_pb2.Model) -> ModelFacts:
             )
             for file in message.files
         ),
+        key_value_bytes_per_token=message.key_value_bytes_per_token,
+        tensor_supported=message.tensor_supported,
+        gated=message.gated,
     )
 
 
@@ -165,6 +190,7 @@ def cached_to_proto(model: CachedModel) -> downloads_service_pb2.CachedModel:
         downloaded_bytes=model.downloaded_bytes,
         total_bytes=model.total_bytes,
         model=None if model.facts is None else facts_to_proto(model.facts),
+        whole_files=sorted(model.whole_files),
     )
 
 
@@ -177,7 +203,40 @@ def cached_from_proto(message: downloads_service_pb2.CachedModel) -> CachedModel
         message.downloaded_bytes,
         message.total_bytes,
         facts_from_proto(message.model) if message.HasField("model") else None,
+        frozenset(message.whole_files),
     )
+
+
+def ask_from_proto(message: downloads_service_pb2.AssignSourcesRequest) -> Ask:
+    """Return a message as what a worker asks, unchecked."""
+    return Ask(
+        message.node_id,
+        message.model_id,
+        message.commit,
+        tuple(message.file_names),
+        message.max_count,
+        frozenset(message.excluded_node_ids),
+        frozenset(message.released_file_names),
+    )
+
+
+def assigned_to_proto(assigned: Assigned) -> downloads_service_pb2.AssignSourcesResponse:
+    """Return where to take files from as a message."""
+    message = downloads_service_pb2.AssignSourcesResponse(
+        sources=[
+            downloads_service_pb2.FileSource(
+                file_name=source.file_name,
+                nodes=[
+                    downloads_service_pb2.NodeHub(node_id=node_id, port=port)
+                    for node_id, port in source.nodes
+                ],
+            )
+            for source in assigned.sources
+        ]
+    )
+    if assigned.retry_seconds is not None:
+        message.retry_delay.FromMilliseconds(round(assigned.retry_seconds * 1000))
+    return message
 
 
 def fraction_to_proto(fraction: NodeFraction) -> downloads_pb2.NodeFraction:
@@ -195,6 +254,35 @@ def fraction_to_proto(fraction: NodeFraction) -> downloads_pb2.NodeFraction:
     )
 
 
+def disk_to_proto(disk: NodeDisk) -> downloads_service_pb2.NodeDisk:
+    """Return the room on a node's disk as a message."""
+    return downloads_service_pb2.NodeDisk(
+        node_id=disk.node_id, available_bytes=disk.available_bytes
+    )
+
+
+def verification_to_proto(verification: Verification) -> downloads_service_pb2.Verification:
+    """Return how far a verification is as a message."""
+    return downloads_service_pb2.Verification(
+        verified_bytes=verification.verified_bytes,
+        total_bytes=verification.total_bytes,
+        corrupt_files=verification.corrupt_files,
+        unverifiable_files=verification.unverifiable_files,
+        done=verification.done,
+    )
+
+
+def verification_from_proto(message: downloads_service_pb2.Verification) -> Verification:
+    """Return a message as how far a verification is, unchecked."""
+    return Verification(
+        message.verified_bytes,
+        message.total_bytes,
+        tuple(message.corrupt_files),
+        tuple(message.unverifiable_files),
+        message.done,
+    )
+
+
 def on_nodes_to_proto(model: ModelOnNodes) -> downloads_service_pb2.ModelOnNodes:
     """Return a model and where it is as a message."""
     return downloads_service_pb2.ModelOnNodes(
@@ -207,6 +295,19 @@ def on_nodes_to_proto(model: ModelOnNodes) -> downloads_service_pb2.ModelOnNodes
 def _seconds(timestamp: timestamp_pb2.Timestamp) -> float:
     # Not ToNanoseconds: out of range, it raises; here that is for the rules to refuse.
     return timestamp.seconds + timestamp.nanos / 1e9
+
+
+def _time_left(message: downloads_pb2.Download | downloads_pb2.FileProgress) -> float | None:
+    if not message.HasField("time_left"):
+        return None
+    return message.time_left.seconds + message.time_left.nanos / 1e9
+
+
+def _duration(seconds: float | None) -> duration_pb2.Duration | None:
+    if seconds is None:
+        return None
+    whole = int(seconds)
+    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:

@@ -2,20 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from services.common.errors import Reason, ShardringError
 from services.downloads.app import Downloads
-from services.downloads.domain.reports import check_worker_id
+from services.downloads.domain.reports import check_disk, check_hub_port, check_worker_id
 from services.downloads.fleet import Fleet
 from services.downloads.rpc.convert import (
+    ask_from_proto,
+    assigned_to_proto,
+    disk_to_proto,
     download_to_proto,
     facts_to_proto,
     fraction_to_proto,
     layers_from_proto,
     on_nodes_to_proto,
+    verification_to_proto,
 )
 from services.downloads.rpc.session import WorkerSession, checked_cached, checked_download
 from shardring.downloads.v1 import downloads_service_pb2 as pb
@@ -38,7 +43,7 @@ class DownloadsServicer(DownloadsServiceServicer):
         """Have a node fetch a model."""
         layers = layers_from_proto(request.layers) if request.HasField("layers") else None
         download = await self._downloads.start(
-            request.node_id, request.model_id, request.revision, layers
+            request.node_id, request.model_id, request.revision, layers, request.instance_id
         )
         return pb.StartDownloadResponse(download=download_to_proto(download))
 
@@ -80,7 +85,7 @@ class DownloadsServicer(DownloadsServiceServicer):
         self, request: pb.CancelDownloadRequest, context: Context
     ) -> pb.CancelDownloadResponse:
         """Stop a download."""
-        download = await self._downloads.cancel(request.download_id)
+        download = await self._downloads.cancel(request.download_id, request.instance_id)
         return pb.CancelDownloadResponse(download=download_to_proto(download))
 
     async def DeleteModel(
@@ -89,6 +94,15 @@ class DownloadsServicer(DownloadsServiceServicer):
         """Remove a model from a node's disk."""
         freed = await self._downloads.delete_model(request.node_id, request.model_id)
         return pb.DeleteModelResponse(freed_bytes=freed)
+
+    async def VerifyModel(
+        self, request: pb.VerifyModelRequest, context: Context
+    ) -> AsyncIterator[pb.VerifyModelResponse]:
+        """Compare a model's files on a node's disk with their hashes."""
+        steps = self._downloads.verify_model(request.node_id, request.model_id)
+        async with aclosing(steps):
+            async for step in steps:
+                yield pb.VerifyModelResponse(verification=verification_to_proto(step))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Return a model's facts."""
@@ -100,7 +114,17 @@ class DownloadsServicer(DownloadsServiceServicer):
     ) -> pb.ListModelsResponse:
         """Return a page of the models on nodes' disks."""
         page, token = self._downloads.models(request.page_size, request.page_token)
-        return pb.ListModelsResponse(models=map(on_nodes_to_proto, page), next_page_token=token)
+        return pb.ListModelsResponse(
+            models=map(on_nodes_to_proto, page),
+            next_page_token=token,
+            disks=map(disk_to_proto, self._downloads.disks()),
+        )
+
+    async def AssignSources(
+        self, request: pb.AssignSourcesRequest, context: Context
+    ) -> pb.AssignSourcesResponse:
+        """Tell a worker where to take files from."""
+        return assigned_to_proto(self._downloads.assign(ask_from_proto(request)))
 
     async def AttachWorker(
         self, requests: AsyncIterator[pb.AttachWorkerRequest], context: Context
@@ -109,12 +133,17 @@ class DownloadsServicer(DownloadsServiceServicer):
         first = await anext(aiter(requests), None)
         hello = pb.WorkerHello() if first is None else first.hello
         check_worker_id(hello.node_id)
+        check_hub_port(hello.hub_port)
         # All of it is looked at before any of it counts.
         cached = [checked_cached(model) for model in hello.cached_models]
         downloads = [checked_download(hello.node_id, one) for one in hello.downloads]
-        session = WorkerSession(hello.node_id, context.peer())
+        check_disk(hello.disk_available_bytes)
+        session = WorkerSession(hello.node_id, context.peer(), self._fleet.report_seconds)
         self._sessions.add(session)
-        replaced = self._fleet.attach(session.node_id, session, cached, downloads)
+        replaced = self._fleet.attach(
+            session.node_id, session, cached, downloads, hub_port=hello.hub_port
+        )
+        self._fleet.put_disk(session.node_id, hello.disk_available_bytes)
         if isinstance(replaced, WorkerSession):
             replaced.end(_replaced_by(session, replaced))
         listening = asyncio.create_task(session.listen(requests, self._fleet))

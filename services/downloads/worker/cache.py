@@ -14,7 +14,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,31 +105,37 @@ class Cache:
                     continue
         return sizes
 
-    def partial_sizes(self, model_id: str, *, live: bool) -> dict[str, int]:
-        """Return the bytes of each blob, whole or partial, by ETag.
+    def partial_sizes(self, model_id: str) -> dict[str, int]:
+        """Return the bytes of each blob, whole or partial, by ETag, that the next fetch goes on
+        from."""
+        return self._blob_sizes(model_id, lambda etag, rest: not rest)
 
-        A partial blob counts when the next fetch goes on from it. While a download is `live`
-        those that huggingface_hub writes under names of their own count too.
-        """
+    def written_sizes(self, model_id: str, etags: Set[str]) -> dict[str, int]:
+        """Return the bytes on disk of blobs that are being fetched; those count, too, that
+        huggingface_hub writes under names of their own."""
+        return self._blob_sizes(model_id, lambda etag, rest: etag in etags)
+
+    def _blob_sizes(self, model_id: str, counts: Callable[[str, str], bool]) -> dict[str, int]:
         sizes: dict[str, int] = {}
         try:
             entries = list(os.scandir(self.storage(model_id) / "blobs"))
         except OSError:
             return sizes
         for entry in entries:
-            etag, dot, _ = entry.name.removesuffix(INCOMPLETE).partition(".")
-            if dot and not live:
-                continue
-            try:
-                sizes[etag] = max(sizes.get(etag, 0), entry.stat().st_size)
-            except OSError:
-                continue
+            etag, _, rest = entry.name.removesuffix(INCOMPLETE).partition(".")
+            if counts(etag, rest):
+                with suppress(OSError):  # Renamed or removed just now.
+                    sizes[etag] = max(sizes.get(etag, 0), entry.stat().st_size)
         return sizes
+
+    def listing_path(self, model_id: str, commit: str) -> Path:
+        """Return where the hub's file list of a commit is kept."""
+        return self.storage(model_id) / "trees" / f"{commit}.json"
 
     def listing(self, model_id: str, commit: str) -> Listing | None:
         """Return the hub's file list of a commit, when it was kept."""
         try:
-            tree = json.loads((self.storage(model_id) / "trees" / f"{commit}.json").read_bytes())
+            tree = json.loads(self.listing_path(model_id, commit).read_bytes())
             if tree["format_version"] != _TREE_FORMAT:
                 return None
             return {
@@ -153,7 +160,7 @@ class Cache:
             if len(file.etag) == 64:
                 files[name] |= {"lfs_sha256": file.etag, "lfs_size": file.size_bytes}
         text = json.dumps({"format_version": _TREE_FORMAT, "files": files}, indent=1)
-        path = self.storage(model_id) / "trees" / f"{commit}.json"
+        path = self.listing_path(model_id, commit)
         if not path.exists():
             _write(path, text)
 

@@ -1,4 +1,6 @@
-"""Whether mlx-lm implements an architecture, found out without importing it (or MLX).
+"""Whether mlx-lm implements an architecture, and can split its layers.
+
+Found out without importing it (or MLX).
 
 The same decision as mlx_lm.utils._get_classes: its two tables of renamed architectures are read
 from its source, then models/<type>.py must define Model and ModelArgs. On a node without mlx-lm
@@ -8,11 +10,13 @@ nothing is supported.
 import ast
 import importlib.util
 import re
+import threading
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+_PARSING = threading.Lock()
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 
 
@@ -21,6 +25,7 @@ class EngineSupport:
 
     def __init__(self) -> None:
         self._defined: dict[str, bool] = {}
+        self._sharded: dict[str, bool] = {}
 
     def supports(self, config: Mapping[str, Any]) -> bool:
         """True when mlx-lm runs a model with this config.json without code of its own."""
@@ -34,6 +39,16 @@ class EngineSupport:
         if name not in self._defined:
             self._defined[name] = _defines_model(self._folder / "models", name)
         return self._defined[name]
+
+    def supports_tensor(self, config: Mapping[str, Any]) -> bool:
+        """True when mlx-lm can split each layer of such a model over several ranks: when its
+        architecture's Model has a method `shard`, of its own or inherited."""
+        if not self.supports(config) or self._folder is None:
+            return False
+        name = self._renamed(config["model_type"], config.get("architectures") or ())
+        if name not in self._sharded:
+            self._sharded[name] = _has_method(self._folder / "models", name, "Model", "shard")
+        return self._sharded[name]
 
     def _renamed(self, model_type: str, architectures: Any) -> str:
         types, pairs = self._tables
@@ -59,7 +74,7 @@ class EngineSupport:
         if self._folder is None:
             return {}, {}
         tables: dict[str, Any] = {}
-        for statement in ast.parse((self._folder / "utils.py").read_text()).body:
+        for statement in _statements(self._folder / "utils.py"):
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 name = statement.targets[0].id
                 if name in ("MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"):
@@ -67,12 +82,20 @@ class EngineSupport:
         return tables.get("MODEL_REMAPPING", {}), tables.get("MODEL_ARCHITECTURE_REMAPPING", {})
 
 
+def _statements(path: Path) -> list[ast.stmt]:
+    """Return a module's top-level statements."""
+    # CPython 3.11 counts the depth of all threads' parsing together, and fails when two overlap:
+    # https://github.com/python/cpython/issues/106905.
+    with _PARSING:
+        return ast.parse(path.read_text()).body
+
+
 def _defines_model(models: Path, name: str) -> bool:
     path = models / f"{name}.py"
     if not _MODULE.fullmatch(name) or not path.is_file():
         return False
     names: set[str] = set()
-    for statement in ast.parse(path.read_text()).body:
+    for statement in _statements(path):
         if isinstance(statement, ast.ClassDef):
             names.add(statement.name)
         elif isinstance(statement, ast.Assign):
@@ -82,6 +105,35 @@ def _defines_model(models: Path, name: str) -> bool:
         elif isinstance(statement, ast.Try) and _exits_without_library(statement):
             return False
     return {"Model", "ModelArgs"} <= names
+
+
+def _has_method(models: Path, module: str, class_name: str, method: str) -> bool:
+    """True when a class of a module, or one of those it is made from there, has a method."""
+    path = models / f"{module}.py"
+    if not _MODULE.fullmatch(module) or not path.is_file():
+        return False
+    classes: dict[str, ast.ClassDef] = {}
+    imported: dict[str, tuple[str, str]] = {}
+    for statement in _statements(path):
+        if isinstance(statement, ast.ClassDef):
+            classes[statement.name] = statement
+        elif isinstance(statement, ast.ImportFrom) and statement.level == 1:
+            for alias in statement.names:
+                imported[alias.asname or alias.name] = (statement.module or alias.name, alias.name)
+    if (definition := classes.get(class_name)) is None:
+        source, original = imported.get(class_name, ("", ""))
+        return _has_method(models, source, original, method)
+    if any(isinstance(part, ast.FunctionDef) and part.name == method for part in definition.body):
+        return True
+    for base in definition.bases:
+        match base:
+            case ast.Name(name) if name in imported or (name in classes and name != class_name):
+                if _has_method(models, module, name, method):
+                    return True
+            case ast.Attribute(ast.Name(holder), name) if holder in imported:
+                if _has_method(models, imported[holder][0], name, method):
+                    return True
+    return False
 
 
 def _exits_without_library(statement: ast.Try) -> bool:

@@ -1,6 +1,7 @@
 """What the hub's refusals mean to people."""
 
 import errno
+import time
 
 import httpx2
 from huggingface_hub.errors import (
@@ -16,7 +17,11 @@ from huggingface_hub.errors import (
 
 from services.common.errors import Reason, ShardringError
 from services.downloads.domain.header import Malformed
+from services.downloads.worker.waits import told_wait
 
+_RETRY_SECONDS = 5.0
+# What the hub says of a token that is wrong or was withdrawn.
+_BAD_TOKEN = "Invalid credentials in Authorization header"
 _LOGIN = "Set HF_TOKEN on the node to a token that may read it."
 
 
@@ -25,12 +30,11 @@ def hub_error(error: Exception, model_id: str, revision: str, endpoint: str) -> 
     named: dict[str, object] = {"model_id": model_id}
     if isinstance(error, ShardringError):
         return error
-    if isinstance(error, GatedRepoError | DisabledRepoError):
-        return ShardringError(
-            Reason.MODEL_ACCESS_DENIED,
-            f"{endpoint} does not let this node read {model_id}: it is gated or disabled. Accept "
-            f"its terms on its page. {_LOGIN}",
-            metadata=named,
+    if isinstance(error, DisabledRepoError):
+        return _denied(f"{model_id} is disabled on {endpoint}. Take another model.", named)
+    if isinstance(error, GatedRepoError):
+        return _denied(
+            f"{model_id} is gated: ask for access at {endpoint}/{model_id}. {_LOGIN}", named
         )
     if isinstance(error, RevisionNotFoundError):
         return _not_found(f"{model_id} has no revision {revision!r}.", model_id, revision)
@@ -46,16 +50,7 @@ def hub_error(error: Exception, model_id: str, revision: str, endpoint: str) -> 
     if isinstance(error, EntryNotFoundError):
         return _not_found(f"A file of {model_id} is gone from {endpoint}.", model_id, revision)
     if isinstance(error, HfHubHTTPError):
-        code = error.response.status_code
-        if code in (401, 403):
-            return ShardringError(
-                Reason.MODEL_ACCESS_DENIED,
-                f"{endpoint} does not let this node read {model_id} (HTTP {code}). {_LOGIN}",
-                metadata=named,
-            )
-        if code == 404:
-            return _not_found(f"{endpoint} has no model {model_id!r}.", model_id, revision)
-        return _unreachable(f"{endpoint} answered HTTP {code}. Try again later.", named, endpoint)
+        return _refused(error.response, model_id, revision, endpoint)
     if isinstance(error, OfflineModeIsEnabled):
         return offline_error(model_id, endpoint)
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | ConnectionError | TimeoutError):
@@ -91,6 +86,37 @@ def hub_error(error: Exception, model_id: str, revision: str, endpoint: str) -> 
     )
 
 
+def _refused(
+    answer: httpx2.Response, model_id: str, revision: str, endpoint: str
+) -> ShardringError:
+    """Return what a status means that huggingface_hub has no name for."""
+    code = answer.status_code
+    named: dict[str, object] = {"model_id": model_id}
+    if code == 401 and answer.headers.get("X-Error-Message") == _BAD_TOKEN:
+        return _denied(
+            f"{endpoint} does not know this node's token. Set HF_TOKEN on the node to a valid one, "
+            "or to none for a model that is open to all.",
+            named,
+        )
+    if code in (401, 403):
+        return _denied(
+            f"{endpoint} does not let this node read {model_id} (HTTP {code}). {_LOGIN}", named
+        )
+    if code == 404:
+        return _not_found(f"{endpoint} has no model {model_id!r}.", model_id, revision)
+    if code == 429:
+        wait = told_wait(answer.headers, time.time())
+        when = "later" if wait is None else f"in {wait:.0f} s"
+        return _unreachable(
+            f"{endpoint} takes no more requests from this node for now (HTTP 429). Try again "
+            f"{when}; a token in HF_TOKEN allows more of them.",
+            named,
+            endpoint,
+            retry_delay_seconds=wait or _RETRY_SECONDS,
+        )
+    return _unreachable(f"{endpoint} answered HTTP {code}. Try again later.", named, endpoint)
+
+
 def offline_error(model_id: str, endpoint: str) -> ShardringError:
     """Return the error for something that only the hub has, while it may not be asked."""
     return _unreachable(
@@ -107,7 +133,20 @@ def _not_found(message: str, model_id: str, revision: str) -> ShardringError:
     )
 
 
-def _unreachable(message: str, named: dict[str, object], endpoint: str) -> ShardringError:
+def _denied(message: str, named: dict[str, object]) -> ShardringError:
+    return ShardringError(Reason.MODEL_ACCESS_DENIED, message, metadata=named)
+
+
+def _unreachable(
+    message: str,
+    named: dict[str, object],
+    endpoint: str,
+    *,
+    retry_delay_seconds: float = _RETRY_SECONDS,
+) -> ShardringError:
     return ShardringError(
-        Reason.HUB_UNREACHABLE, message, metadata={**named, "hub": endpoint}, retry_delay_seconds=5
+        Reason.HUB_UNREACHABLE,
+        message,
+        metadata={**named, "hub": endpoint},
+        retry_delay_seconds=retry_delay_seconds,
     )

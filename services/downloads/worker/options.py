@@ -5,6 +5,9 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
+# What the service assigns at a time, and what a child may well have threads for.
+MAX_PARALLEL_FILES = 64
+
 
 @dataclass(frozen=True)
 class CacheOptions:
@@ -19,7 +22,11 @@ class CacheOptions:
     token: str | None = field(default=None, repr=False)
     # True: never ask the hub.
     offline: bool = field(default_factory=constants.is_offline_mode)
-    # Files fetched at a time by one download.
+    # Files fetched at a time, by all downloads together.
     parallel_files: int = 4
+    # Bytes received per second by all downloads together. 0: as many as come.
+    bytes_per_second: float = 0.0
+    # How long a download goes on without a byte gained, beside what the hub asks to wait.
+    patience_seconds: float = 300.0
     # How often the cache folder is looked through for what other programs changed.
     rescan_seconds: float = 30.0

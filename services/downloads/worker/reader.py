@@ -1,6 +1,7 @@
 """Which commit a revision means, and what a model's files say: from disk, else from the hub."""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,16 +22,18 @@ from services.downloads.domain.files import (
     weight_files,
 )
 from services.downloads.domain.header import Header, Malformed, parse_object
+from services.downloads.domain.key_values import key_value_bytes_per_token
 from services.downloads.domain.names import is_commit
 from services.downloads.domain.records import ModelFacts
 from services.downloads.rpc.convert import facts_from_proto, facts_to_proto
 from services.downloads.worker.cache import Cache, Listing
 from services.downloads.worker.engine import EngineSupport
+from services.downloads.worker.listings import Repository
+from services.downloads.worker.patience import Patience, patience, with_patience
 from services.downloads.worker.sources import (
     DiskSource,
     Hub,
     HubSource,
-    Repository,
     Source,
     read_header,
     read_text,
@@ -46,6 +49,8 @@ _PARALLEL_HEADERS = 8
 # Several times what the largest models have.
 _MAX_TENSORS = 500_000
 _CARD = "README.md"
+# Kept facts of another version lack something: they count only while nothing better is at hand.
+_FACTS_VERSION = 2
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -75,11 +80,14 @@ class ModelReader:
         """
         if is_commit(revision) and (local := self.local(model_id, revision)):
             return local
+        commit = self._cache.resolve(model_id, revision)
+        local = None if commit is None else self.local(model_id, commit)
         try:
-            repository = self._hub.repository(model_id, revision)
+            # While the disk has an answer, a hub that has none is not waited for.
+            with with_patience(patience() if local is None else None):
+                repository = self._hub.repository(model_id, revision)
         except ShardringError:
-            commit = self._cache.resolve(model_id, revision)
-            if commit is not None and (local := self.local(model_id, commit)):
+            if local is not None:
                 return local
             raise
         facts = self._from_hub(model_id, repository)
@@ -98,7 +106,9 @@ class ModelReader:
         if facts is None:
             facts = self._from_disk(model_id, commit, listing)
         if facts is None:
-            return None
+            # Not remembered, so that the hub is read anew when it is asked.
+            facts = self._kept(model_id, commit, outdated=True)
+            return None if facts is None else Known(commit, facts, listing)
         self._facts[model_id, commit] = facts
         return Known(commit, facts, listing)
 
@@ -106,29 +116,47 @@ class ModelReader:
         """Write facts and file list beside the model, for the time without the hub."""
         if known.listing is not None:
             self._cache.keep_listing(model_id, known.commit, known.listing)
-        text = json_format.MessageToJson(facts_to_proto(known.facts), indent=1)
+        model = json_format.MessageToDict(facts_to_proto(known.facts))
+        text = json.dumps({"version": _FACTS_VERSION, "model": model}, indent=1)
         self._cache.keep_facts_text(model_id, known.commit, text)
 
     def forget(self, model_id: str) -> None:
         """Drop what is remembered of a model that was removed."""
         self._facts = {key: facts for key, facts in self._facts.items() if key[0] != model_id}
 
-    def _kept(self, model_id: str, commit: str) -> ModelFacts | None:
+    def _kept(self, model_id: str, commit: str, *, outdated: bool = False) -> ModelFacts | None:
+        """Return the facts kept beside the model, those of another version only when allowed."""
         if (text := self._cache.facts_text(model_id, commit)) is None:
             return None
         try:
-            message = json_format.Parse(text, downloads_pb2.Model(), ignore_unknown_fields=True)
-        except json_format.ParseError as error:
+            kept = parse_object(text.encode())
+            # The first version was the model alone.
+            model = kept.get("model") if "version" in kept else kept
+            if not isinstance(model, dict):
+                raise Malformed("it holds no model")
+            message = json_format.ParseDict(
+                model, downloads_pb2.Model(), ignore_unknown_fields=True
+            )
+        except (Malformed, json_format.ParseError) as error:
             logger.warning("The kept facts of %s are unreadable: %s", model_id, error)
             return None
+        if kept.get("version") != _FACTS_VERSION and not outdated:
+            return None
         facts = facts_from_proto(message)
-        # The engine may have been updated since.
+        # The engine, and what is known of architectures, may have been updated since.
         config: dict[str, object] = {"model_type": facts.model_type}
         try:
             config = parse_object((self._cache.snapshot(model_id, commit) / CONFIG).read_bytes())
         except (OSError, Malformed):
             logger.debug("%s has no readable config.json on disk", model_id)
-        return dataclasses.replace(facts, engine_supported=self._engine.supports(config))
+        figures = (config, len(facts.layer_bytes), facts.hidden_bytes_per_value)
+        return dataclasses.replace(
+            facts,
+            engine_supported=self._engine.supports(config),
+            tensor_supported=self._engine.supports_tensor(config),
+            key_value_bytes_per_token=key_value_bytes_per_token(*figures)
+            or facts.key_value_bytes_per_token,
+        )
 
     def _from_disk(self, model_id: str, commit: str, listing: Listing | None) -> ModelFacts | None:
         sizes = self._cache.sizes(model_id, commit)
@@ -152,6 +180,8 @@ class ModelReader:
             sizes = {name: file.size_bytes for name, file in repository.listing.items()}
             source = HubSource(self._hub, model_id, repository.commit, sizes)
             facts = self._facts_of(model_id, repository.commit, source, repository.license)
+        # What no file says, and the one fact that may change while the commit stays.
+        facts = dataclasses.replace(facts, gated=repository.gated)
         self._facts[key] = facts
         return facts
 
@@ -183,6 +213,7 @@ class ModelReader:
             has_chat_template=_has_chat_template(model_id, source),
             license=license_name,
             engine_supported=self._engine.supports(config),
+            tensor_supported=self._engine.supports_tensor(config),
         )
         with _blaming(model_id, CONFIG):
             return model_facts(text)
@@ -192,8 +223,10 @@ def _headers(model_id: str, source: Source, names: Sequence[str]) -> dict[str, H
     """Read the headers of weight files, several at a time. Raises MODEL_MALFORMED."""
     headers: dict[str, Header] = {}
     tensor_count = 0
+    # Threads of a pool know nothing of the caller's patience.
+    given = patience()
     with ThreadPoolExecutor(_PARALLEL_HEADERS) as pool:
-        reading = [pool.submit(_header, model_id, source, name) for name in names]
+        reading = [pool.submit(_header, model_id, source, name, given) for name in names]
         try:
             for name, header in zip(names, reading, strict=True):
                 headers[name] = header.result()
@@ -207,8 +240,8 @@ def _headers(model_id: str, source: Source, names: Sequence[str]) -> dict[str, H
     return headers
 
 
-def _header(model_id: str, source: Source, name: str) -> Header:
-    with _blaming(model_id, name):
+def _header(model_id: str, source: Source, name: str, given: Patience) -> Header:
+    with with_patience(given), _blaming(model_id, name):
         return read_header(source, name)
 
 

@@ -27,14 +27,14 @@ class Shelf:
         ]
 
     def progress(
-        self, model_id: str, known: Known, files: Sequence[ModelFile], *, live: bool = False
+        self, model_id: str, known: Known, files: Sequence[ModelFile]
     ) -> tuple[FileProgress, ...]:
         """Return how much of each file is on disk.
 
         A file of another size than it must have counts nothing: it will be fetched anew.
         """
         whole = self._cache.sizes(model_id, known.commit)
-        partial = self._cache.partial_sizes(model_id, live=live)
+        partial = self._cache.partial_sizes(model_id)
         progress = []
         for file in files:
             size = file.size_bytes
@@ -71,6 +71,7 @@ class Shelf:
             on_disk = sum(self._cache.sizes(model_id, commit).values())
             return CachedModel(model_id, commit, revisions, on_disk, 0)
         progress = self.progress(model_id, known, known.facts.files)
+        whole = [file.name for file in progress if file.whole]
         return CachedModel(
             model_id,
             commit,
@@ -78,4 +79,5 @@ class Shelf:
             sum(file.downloaded_bytes for file in progress),
             sum(file.total_bytes for file in progress),
             known.facts,
+            frozenset(whole if len(whole) < len(progress) else ()),
         )

@@ -1,20 +1,17 @@
 """Reading a model's text and weight headers, from disk or over ranged requests from the hub."""
 
-import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Protocol
+from urllib.parse import quote, urljoin, urlsplit
 
-from huggingface_hub import get_session, hf_hub_url
+from huggingface_hub import hf_hub_url
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # Documented, not in __all__.
     build_hf_headers,
-    hf_raise_for_status,
+    fix_hf_endpoint_in_url,
 )
 
-from services.downloads.domain.card import license_name
 from services.downloads.domain.header import (
     LENGTH_BYTES,
     Header,
@@ -23,18 +20,15 @@ from services.downloads.domain.header import (
     parse_header,
     parse_object,
 )
-from services.downloads.domain.names import is_commit, is_safe_file
+from services.downloads.worker.asking import Answer, ask
 from services.downloads.worker.cache import ListedFile, Listing
 from services.downloads.worker.hub_errors import hub_error, offline_error
+from services.downloads.worker.listings import Repository, repository_of, tree_page_of
 from services.downloads.worker.options import CacheOptions
 
-# For one read, and for one answer in all.
-_TIMEOUT_SECONDS = 10.0
-_READ_SECONDS = 50.0
 _FIRST_READ_BYTES = 2**16
 _MAX_LISTING_BYTES = 64 * 2**20
-# A model of as many files as one may have still has a size that a message holds.
-_MAX_FILE_BYTES = 2**50
+_MAX_PAGES = 500
 
 
 class Source(Protocol):
@@ -61,25 +55,12 @@ class DiskSource:
             return file.read(length)
 
 
-@dataclass(frozen=True)
-class Repository:
-    """A model as the hub lists it at one commit."""
-
-    commit: str
-    listing: Listing
-    license: str
-
-
 class Hub:
-    """The hub, read only. Every method blocks for a minute at most, and raises a ShardringError."""
+    """The hub, read only. Every method blocks while the caller's patience lasts, or else for a
+    minute at most, and raises a ShardringError."""
 
     def __init__(self, options: CacheOptions) -> None:
         self._options = options
-        self._closed = threading.Event()
-
-    def close(self) -> None:
-        """Hear no answer out any more: the process stops."""
-        self._closed.set()
 
     def repository(self, model_id: str, revision: str) -> Repository:
         """Resolve a revision to a commit, with the commit's files."""
@@ -89,10 +70,12 @@ class Hub:
         # As huggingface_hub's model_info, which would read an answer of any length and pace.
         url = f"{endpoint}/api/models/{model_id}/revision/{quote(revision, safe='')}?blobs=True"
         try:
-            text = self._read(url, {}, _MAX_LISTING_BYTES + 1)
-            if len(text) > _MAX_LISTING_BYTES:
-                raise Malformed(f"it has more than {_MAX_LISTING_BYTES} bytes")
-            return repository_of(parse_object(text))
+            answer = self._list(url, 0)
+            repository = repository_of(parse_object(answer.body))
+            if repository.is_cut:
+                listing = self._tree(model_id, repository.commit)
+                repository = replace(repository, listing=listing, is_cut=False)
+            return repository
         except Exception as error:
             raise hub_error(error, model_id, revision, endpoint) from error
 
@@ -101,54 +84,38 @@ class Hub:
         url = hf_hub_url(model_id, name, revision=commit, endpoint=self._options.endpoint)
         headers = {"Range": f"bytes=0-{length - 1}", "Accept-Encoding": "identity"}
         try:
-            return self._read(url, headers, length)
+            return ask(url, self._headers() | headers, length).body
         except Exception as error:
             raise hub_error(error, model_id, commit, self._options.endpoint) from error
 
-    def _read(self, url: str, headers: dict[str, str], length: int) -> bytes:
-        """Return the first `length` bytes of an answer; a hub that sends more is not heard out."""
-        headers = build_hf_headers(token=self._options.token) | headers
-        until = time.monotonic() + _READ_SECONDS
-        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS) as answer:
-            hf_raise_for_status(answer)
-            read = bytearray()
-            for chunk in answer.iter_bytes():
-                read += chunk
-                if len(read) >= length:
-                    break
-                # One that sends a byte now and then never runs into the timeout of a read.
-                if time.monotonic() > until or self._closed.is_set():
-                    raise TimeoutError(f"no whole answer within {_READ_SECONDS:.0f} s")
-            return bytes(read[:length])
+    def _tree(self, model_id: str, commit: str) -> Listing:
+        """Return all files of a commit, page by page as huggingface_hub's list_repo_tree."""
+        endpoint = self._options.endpoint
+        url = f"{endpoint}/api/models/{model_id}/tree/{commit}?recursive=True"
+        listing: dict[str, ListedFile] = {}
+        read_bytes = 0
+        for _ in range(_MAX_PAGES):
+            answer = self._list(url, read_bytes)
+            read_bytes += len(answer.body)
+            listing |= tree_page_of(answer.body)
+            if answer.next_url is None:
+                return listing
+            url = fix_hf_endpoint_in_url(urljoin(url, answer.next_url), endpoint)
+            if urlsplit(url)[:2] != urlsplit(endpoint)[:2]:
+                # The token goes along with it.
+                raise Malformed("the next page of its tree is on another host")
+        raise Malformed(f"its tree has more than {_MAX_PAGES} pages")
 
+    def _list(self, url: str, read_bytes: int) -> Answer:
+        """Return a whole answer; `read_bytes` count towards the limit as well."""
+        limit = _MAX_LISTING_BYTES - read_bytes
+        answer = ask(url, self._headers(), limit + 1)
+        if len(answer.body) > limit:
+            raise Malformed(f"it has more than {_MAX_LISTING_BYTES} bytes")
+        return answer
 
-def repository_of(info: Mapping[str, Any]) -> Repository:
-    """Return what the hub's answer about a model says. Raises Malformed."""
-    commit, siblings, card = info.get("sha"), info.get("siblings"), info.get("cardData")
-    if not isinstance(commit, str) or not is_commit(commit):
-        raise Malformed("it names no commit")
-    if not isinstance(siblings, list) or not all(isinstance(entry, dict) for entry in siblings):
-        raise Malformed("it lists no files")
-    listed = {entry.get("rfilename"): entry for entry in siblings}
-    return Repository(
-        commit,
-        {
-            name: _listed_file(name, entry)
-            for name, entry in listed.items()
-            if isinstance(name, str) and is_safe_file(name)
-        },
-        license_name(card.get("license")) if isinstance(card, dict) else "",
-    )
-
-
-def _listed_file(name: str, entry: Mapping[str, Any]) -> ListedFile:
-    lfs = entry.get("lfs")
-    size, etag = entry.get("size"), entry.get("blobId")
-    if isinstance(lfs, dict):
-        size, etag = lfs.get("size"), lfs.get("sha256")
-    if type(size) is not int or not 0 <= size <= _MAX_FILE_BYTES or not isinstance(etag, str):
-        raise Malformed(f"it lists {name[:80]!r} without a size and a hash")
-    return ListedFile(size, etag)
+    def _headers(self) -> dict[str, str]:
+        return build_hf_headers(token=self._options.token)
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,31 @@
-"""A worker's downloads: begun, joined, watched on disk, stopped."""
+"""A worker's downloads: begun, joined, wanted by somebody, stopped."""
 
 import asyncio
-import collections
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from services.common.errors import Reason, ShardringError
 from services.downloads.domain.names import is_commit
-from services.downloads.domain.records import Download, DownloadState, FileProgress, Layers
+from services.downloads.domain.records import Download, DownloadState, Layers
+from services.downloads.worker.assigner import Assigner
 from services.downloads.worker.cache import Cache
-from services.downloads.worker.fetch import FetchJob
-from services.downloads.worker.fetcher import fetch
+from services.downloads.worker.errand import Errand, Node
 from services.downloads.worker.hub_threads import HubThreads
 from services.downloads.worker.options import CacheOptions
-from services.downloads.worker.plan import Plan, Planner
+from services.downloads.worker.plan import Planner
 from services.downloads.worker.shelf import Shelf
+from services.downloads.worker.ways import Ways
 
 logger = logging.getLogger(__name__)
 
-# Speed is measured over this time.
-_SPEED_SECONDS = 5.0
-_PROGRESS_SECONDS = 0.5
 # Ended downloads that are remembered; the oldest go first.
 _MAX_ENDED = 200
+
+# Models that instances on this node run, each with one of them.
+InUse = Callable[[], Mapping[str, str]]
 
 
 class Transfers:
@@ -38,37 +39,54 @@ class Transfers:
         shelf: Shelf,
         planner: Planner,
         hub_threads: HubThreads,
+        assigner: Assigner,
+        ways: Ways,
         on_change: Callable[[Download], None],
+        in_use: InUse,
     ) -> None:
-        self._node_id = node_id
-        self._options = options
-        self._cache = cache
-        self._shelf = shelf
-        self._planner = planner
-        self._hub_threads = hub_threads
+        self._in_use = in_use
+        self._node = Node(node_id, options, cache, shelf, planner, hub_threads, assigner, ways)
         self._on_change = on_change
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.downloads: dict[str, Download] = {}
-        self.progress_seconds = _PROGRESS_SECONDS
+        # Who wants each live download: instances, and "" for people.
+        self._wanters: dict[str, set[str]] = {}
         # Held while it is decided what to begin or remove.
         self._changing = asyncio.Lock()
 
+    @property
+    def downloads(self) -> dict[str, Download]:
+        """All that are remembered, by id."""
+        return self._node.downloads
+
+    def look_every(self, seconds: float) -> None:
+        """Look at how far downloads are, and report it, no more often than this."""
+        self._node.progress_seconds = seconds
+
     async def start(
-        self, download_id: str, model_id: str, revision: str, layers: Layers | None
+        self,
+        download_id: str,
+        model_id: str,
+        revision: str,
+        layers: Layers | None,
+        instance_id: str = "",
     ) -> Download:
         """Begin a download, or join one for the same model, commit and layers; return at once.
 
         One that completed is looked at again: what was removed since, or came with a moved
-        branch, is fetched under the same id. A whole commit on disk stays COMPLETED.
+        branch, is fetched under the same id. A whole commit on disk stays COMPLETED. Who wants it
+        is remembered until they withdraw that, or it ends.
         """
         async with self._changing:
-            commit = await asyncio.to_thread(self._cache.resolve, model_id, revision)
+            commit = await asyncio.to_thread(self._node.cache.resolve, model_id, revision)
             joined = self._same(model_id, revision, commit, layers)
-            if joined is not None and (joined.live or await self._still_whole(joined, revision)):
-                return self.downloads[joined.download_id]
-            return self._begin(
-                joined.download_id if joined else download_id, model_id, revision, layers
-            )
+            if joined is not None:
+                download_id = joined.download_id
+                if joined.live or await self._still_whole(joined, revision):
+                    if joined.live:
+                        self._wanters[download_id].add(instance_id)
+                    return self.downloads[download_id]
+            self._wanters[download_id] = {instance_id}
+            return self._begin(download_id, model_id, revision, layers)
 
     def _begin(
         self, download_id: str, model_id: str, revision: str, layers: Layers | None
@@ -76,7 +94,7 @@ class Transfers:
         now = time.time()
         download = Download(
             download_id=download_id,
-            node_id=self._node_id,
+            node_id=self._node.node_id,
             model_id=model_id,
             revision=revision,
             layers=layers,
@@ -85,30 +103,39 @@ class Transfers:
             update_time=now,
         )
         self._put(download)
-        task = asyncio.create_task(self._run(download_id))
+        task = asyncio.create_task(self._run(download))
         self._tasks[download_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(download_id, None))
+        task.add_done_callback(lambda task: self._ended(download_id, task))
         return download
 
-    async def cancel(self, download_id: str) -> Download:
-        """Stop a download and keep what it fetched; quiet when it already ended."""
+    async def cancel(self, download_id: str, instance_id: str = "") -> Download:
+        """Stop a download and keep what it fetched; quiet when it already ended.
+
+        With an instance only that one's wish is withdrawn; it goes on while anybody else wants it.
+        """
         if (download := self.downloads.get(download_id)) is None:
             raise ShardringError(
                 Reason.DOWNLOAD_NOT_FOUND,
                 f"This node knows no download {download_id!r}.",
                 metadata={"download_id": download_id},
             )
+        wanters = self._wanters.get(download_id, set())
+        wanters.discard(instance_id)
+        if instance_id and wanters:
+            return download
+        # From now on nobody joins it.
+        wanters.clear()
         if download.live and (task := self._tasks.get(download_id)):
             task.cancel()
             await asyncio.wait([task])
             if self.downloads[download_id].live:  # It had not even begun.
-                self._update(download_id, state=DownloadState.CANCELLED)
+                self._end(download_id, state=DownloadState.CANCELLED)
         return self.downloads[download_id]
 
     async def delete(self, model_id: str) -> int:
         """Remove a model from disk; return the bytes freed.
 
-        Raises MODEL_IN_USE while it is being downloaded, and MODEL_NOT_FOUND.
+        Raises MODEL_IN_USE while it is being downloaded or run, and MODEL_NOT_FOUND.
         """
         async with self._changing:
             live = [d for d in self.downloads.values() if d.live and d.model_id == model_id]
@@ -116,9 +143,20 @@ class Transfers:
                 raise ShardringError(
                     Reason.MODEL_IN_USE,
                     f"{model_id} is being downloaded ({live[0].download_id}). Cancel that first.",
-                    metadata={"model_id": model_id, "node_id": self._node_id},
+                    metadata={"model_id": model_id, "node_id": self._node.node_id},
                 )
-            return await asyncio.to_thread(self._shelf.remove, model_id)
+            if (instance_id := self._in_use().get(model_id)) is not None:
+                raise ShardringError(
+                    Reason.MODEL_IN_USE,
+                    f"Instance {instance_id} runs {model_id} on this node. Stop it first "
+                    f"(shardring down {instance_id}).",
+                    metadata={
+                        "model_id": model_id,
+                        "node_id": self._node.node_id,
+                        "instance_id": instance_id,
+                    },
+                )
+            return await asyncio.to_thread(self._node.shelf.remove, model_id)
 
     async def close(self) -> None:
         """Stop everything."""
@@ -132,8 +170,9 @@ class Transfers:
         self, model_id: str, revision: str, commit: str | None, layers: Layers | None
     ) -> Download | None:
         for download in self.downloads.values():
+            going_on = download.live and bool(self._wanters.get(download.download_id))
             if (
-                (download.live or download.state is DownloadState.COMPLETED)
+                (going_on or download.state is DownloadState.COMPLETED)
                 and (download.model_id, download.layers) == (model_id, layers)
                 and (download.revision == revision or download.commit in (revision, commit))
             ):
@@ -145,15 +184,20 @@ class Transfers:
         if not is_commit(revision):
             return False
         plan = await asyncio.to_thread(
-            self._planner.local, download.model_id, revision, download.layers
+            self._node.planner.local, download.model_id, revision, download.layers
         )
-        return plan is not None and await asyncio.to_thread(self._planner.complete, plan)
+        return plan is not None and await asyncio.to_thread(self._node.planner.complete, plan)
 
-    async def _run(self, download_id: str) -> None:
+    async def _run(self, wanted: Download) -> None:
+        download_id = wanted.download_id
+
+        def update(changes: dict[str, Any]) -> None:
+            self._update(download_id, **changes)
+
         try:
-            await self._fetch(download_id)
+            await Errand(self._node, wanted, update).run()
         except asyncio.CancelledError:
-            self._update(download_id, state=DownloadState.CANCELLED, bytes_per_second=0)
+            self._end(download_id, state=DownloadState.CANCELLED)
         except ShardringError as error:
             self._fail(download_id, error)
         except Exception as error:
@@ -163,87 +207,26 @@ class Transfers:
                 ShardringError(Reason.DOWNLOAD_FAILED, f"Fetching failed: {error!r}"),
             )
 
-    async def _fetch(self, download_id: str) -> None:
-        wanted = self.downloads[download_id]
-        plan = await self._hub_threads.run(
-            self._planner.plan, wanted.model_id, wanted.revision, wanted.layers
-        )
-        progress = await asyncio.to_thread(self._progress, plan)
-        self._update(download_id, commit=plan.known.commit, **_totals(progress))
-        if not await asyncio.to_thread(self._planner.complete, plan):
-            missing = sum(file.total_bytes - file.downloaded_bytes for file in progress)
-            await asyncio.to_thread(self._check_space, plan, missing)
-            self._update(download_id, state=DownloadState.ONGOING)
-            await self._follow(download_id, plan, asyncio.create_task(fetch(self._job(plan))))
-            progress = await asyncio.to_thread(self._progress, plan)
-        if not await asyncio.to_thread(self._planner.complete, plan):
-            raise ShardringError(
-                Reason.DOWNLOAD_FAILED,
-                "Files vanished while they were fetched. Start the download again.",
-            )
-        self._update(
-            download_id,
-            state=DownloadState.COMPLETED,
-            bytes_per_second=0,
-            snapshot_path=str(self._cache.snapshot(plan.model_id, plan.known.commit)),
-            **_totals(progress),
-        )
-
-    async def _follow(self, download_id: str, plan: Plan, fetching: asyncio.Task[None]) -> None:
-        """Report what is on disk until the child is done; raise what it met."""
-        seen: collections.deque[tuple[float, int]] = collections.deque()
-        try:
-            while not fetching.done():
-                progress = await asyncio.to_thread(self._progress, plan, live=True)
-                now, done = time.monotonic(), sum(file.downloaded_bytes for file in progress)
-                seen.append((now, done))
-                while now - seen[0][0] > _SPEED_SECONDS:
-                    seen.popleft()
-                elapsed = now - seen[0][0]
-                speed = max(0, round((done - seen[0][1]) / elapsed)) if elapsed else 0
-                self._update(download_id, bytes_per_second=speed, **_totals(progress))
-                await asyncio.wait([fetching], timeout=self.progress_seconds)
-            await fetching
-        finally:
-            fetching.cancel()
-            await asyncio.wait([fetching])
-            progress = await asyncio.to_thread(self._progress, plan)
-            self._update(download_id, **_totals(progress))
-
-    def _progress(self, plan: Plan, *, live: bool = False) -> tuple[FileProgress, ...]:
-        return self._shelf.progress(plan.model_id, plan.known, plan.files, live=live)
-
-    def _check_space(self, plan: Plan, missing: int) -> None:
-        available = self._cache.available_bytes()
-        if missing > available:
-            raise ShardringError(
-                Reason.DISK_FULL,
-                f"{plan.model_id} needs {missing} more bytes on the disk of this node, which has "
-                f"{available}. Remove a model (shardring rm) or choose another node.",
-                metadata={
-                    "node_id": self._node_id,
-                    "needed_bytes": missing,
-                    "available_bytes": available,
-                },
-            )
-
-    def _job(self, plan: Plan) -> FetchJob:
-        return FetchJob(
-            model_id=plan.model_id,
-            commit=plan.known.commit,
-            endpoint=self._options.endpoint,
-            token=self._options.token,
-            cache_dir=str(self._cache.folder),
-            storage=str(self._cache.storage(plan.model_id)),
-            parallel_files=self._options.parallel_files,
-            files={file.name: file.size_bytes for file in plan.files},
-        )
+    def _ended(self, download_id: str, task: "asyncio.Task[None]") -> None:
+        # Under the same id it may have begun anew.
+        if self._tasks.get(download_id) is task:
+            del self._tasks[download_id]
+            del self._wanters[download_id]
 
     def _fail(self, download_id: str, error: ShardringError) -> None:
         logger.warning("Download %s failed: %s", download_id, error.message)
         error.metadata.setdefault("download_id", download_id)
-        error.metadata.setdefault("node_id", self._node_id)
-        self._update(download_id, state=DownloadState.FAILED, error=error, bytes_per_second=0)
+        error.metadata.setdefault("node_id", self._node.node_id)
+        self._end(download_id, state=DownloadState.FAILED, error=error)
+
+    def _end(self, download_id: str, **changes: object) -> None:
+        self._put(
+            dataclasses.replace(
+                self.downloads[download_id].at_rest(),
+                update_time=time.time(),
+                **changes,  # type: ignore[arg-type]
+            )
+        )
 
     def _update(self, download_id: str, **changes: object) -> None:
         before = self.downloads[download_id]
@@ -259,11 +242,3 @@ class Transfers:
             for old in ended[: max(0, len(ended) - _MAX_ENDED)]:
                 del self.downloads[old.download_id]
         self._on_change(download)
-
-
-def _totals(progress: tuple[FileProgress, ...]) -> dict[str, object]:
-    return {
-        "files": progress,
-        "downloaded_bytes": sum(file.downloaded_bytes for file in progress),
-        "total_bytes": sum(file.total_bytes for file in progress),
-    }

@@ -11,18 +11,28 @@ from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_rpc, error_to_proto, known_error
 from services.downloads.domain.names import check_layers, check_model_id, check_revision
-from services.downloads.domain.records import CachedModel, Download
-from services.downloads.rpc.convert import download_to_proto, facts_to_proto, layers_from_proto
+from services.downloads.domain.pace import MIN_REPORT_SECONDS
+from services.downloads.domain.records import CachedModel, Download, Verification
+from services.downloads.rpc.convert import (
+    download_to_proto,
+    facts_to_proto,
+    layers_from_proto,
+    verification_to_proto,
+)
+from services.downloads.worker.assigner import Assigner
 from services.downloads.worker.cache import Cache
 from services.downloads.worker.engine import EngineSupport
 from services.downloads.worker.hub_threads import HubThreads
 from services.downloads.worker.options import CacheOptions
 from services.downloads.worker.outbox import Outbox
+from services.downloads.worker.patience import ANSWER_SECONDS, DOWNLOAD_SECONDS
 from services.downloads.worker.plan import Planner
 from services.downloads.worker.reader import ModelReader
 from services.downloads.worker.shelf import Shelf
 from services.downloads.worker.sources import Hub
-from services.downloads.worker.transfers import Transfers
+from services.downloads.worker.transfers import InUse, Transfers
+from services.downloads.worker.verify import Verifier
+from services.downloads.worker.ways import Ways, no_ways
 from shardring.downloads.v1.downloads_service_pb2 import (
     AttachWorkerRequest,
     AttachWorkerResponse,
@@ -45,26 +55,44 @@ class DownloadsWorker:
     """
 
     def __init__(
-        self, node_id: str, downloads: Remote, options: CacheOptions | None = None
+        self,
+        node_id: str,
+        downloads: Remote,
+        options: CacheOptions | None = None,
+        *,
+        ways: Ways = no_ways,
+        hub_port: int = 0,
+        in_use: InUse = dict,
     ) -> None:
         self._node_id = node_id
+        self._hub_port = hub_port
         self._remote = downloads
         self._stub = DownloadsServiceStub(downloads.channel)
         self._options = options or CacheOptions()
         self._cache = Cache(self._options.cache_dir)
         self._hub = Hub(self._options)
-        self._hub_threads = HubThreads()
+        self._hub_threads = HubThreads(ANSWER_SECONDS)
+        self._planning_threads = HubThreads(DOWNLOAD_SECONDS)
         self._reader = ModelReader(self._cache, self._hub, EngineSupport())
         self._shelf = Shelf(self._cache, self._reader)
+        self._assigner = Assigner(node_id, downloads)
         self._transfers = Transfers(
             node_id,
             self._options,
             self._cache,
             self._shelf,
             Planner(self._cache, self._reader, self._shelf),
-            self._hub_threads,
+            self._planning_threads,
+            self._assigner,
+            ways,
             self._download_changed,
+            in_use,
         )
+        self._verifier = Verifier(
+            self._cache, self._hub, self._hub_threads, offline=self._options.offline
+        )
+        # By the command's id and the stream it came by; stopped when nobody waits for the answer.
+        self._verifying: dict[tuple[Outbox | None, str], asyncio.Task[None]] = {}
         self._attached = False
         self._outbox: Outbox | None = None
         self._commands: set[asyncio.Task[None]] = set()
@@ -81,8 +109,10 @@ class DownloadsWorker:
                 task.cancel()
             await asyncio.wait(tasks)
             await self._transfers.close()
-            self._hub.close()
+            await self._assigner.close()
+            self._verifier.close()
             self._hub_threads.close()
+            self._planning_threads.close()
 
     async def _attach_for_ever(self) -> None:
         wait, last_logged = _FIRST_RETRY_SECONDS, ""
@@ -106,6 +136,7 @@ class DownloadsWorker:
             self._transfers.downloads,
             self._shelf.model,
             self._cache.available_bytes,
+            self._hub_port,
         )
         # Collects changes from before the disk is read, so that none is missed.
         self._outbox = outbox
@@ -123,6 +154,8 @@ class DownloadsWorker:
             )
         finally:
             self._outbox = None
+            for verifying in list(self._verifying.values()):
+                verifying.cancel()
             if call is not None:
                 call.cancel()
         return ShardringError(Reason.SERVICE_UNAVAILABLE, "The downloads service hung up.")
@@ -131,25 +164,35 @@ class DownloadsWorker:
         """Begin a command; each runs by itself, so a slow one holds up no other."""
         if command.WhichOneof("command") == "welcome":
             interval = command.welcome.min_report_interval.ToTimedelta().total_seconds()
-            self._transfers.progress_seconds = max(self._transfers.progress_seconds, interval)
+            self._transfers.look_every(max(MIN_REPORT_SECONDS, interval))
+            if not self._attached:
+                logger.info("Attached to downloads at %s", self._remote.address)
             self._attached = True
-            logger.info("Attached to downloads at %s", self._remote.address)
+            return
+        if command.WhichOneof("command") == "stop_verify":
+            key = (self._outbox, command.stop_verify.verify_command_id)
+            if verifying := self._verifying.get(key):
+                verifying.cancel()
             return
         task = asyncio.create_task(self._obey(command, self._outbox))
         self._commands.add(task)
         task.add_done_callback(self._commands.discard)
+        if command.WhichOneof("command") == "verify_model":
+            key = (self._outbox, command.command_id)
+            self._verifying[key] = task
+            task.add_done_callback(lambda _: self._verifying.pop(key, None))
 
     async def _obey(self, command: AttachWorkerResponse, outbox: Outbox | None) -> None:
         """Do what is commanded; answer on the stream it came by, even with a fault."""
         try:
-            result = await self._do(command)
+            result = await self._do(command, outbox)
         except Exception as error:
             result = CommandResult(error=error_to_proto(known_error(error)))
         result.command_id = command.command_id
         if outbox is not None:
             outbox.answer(result)
 
-    async def _do(self, command: AttachWorkerResponse) -> CommandResult:
+    async def _do(self, command: AttachWorkerResponse, outbox: Outbox | None) -> CommandResult:
         match command.WhichOneof("command"):
             case "start_download":
                 start = command.start_download
@@ -159,10 +202,13 @@ class DownloadsWorker:
                     check_model_id(start.model_id),
                     check_revision(start.revision),
                     check_layers(layers),
+                    start.instance_id,
                 )
                 return CommandResult(download=download_to_proto(download))
             case "cancel_download":
-                download = await self._transfers.cancel(command.cancel_download.download_id)
+                download = await self._transfers.cancel(
+                    command.cancel_download.download_id, command.cancel_download.instance_id
+                )
                 return CommandResult(download=download_to_proto(download))
             case "delete_model":
                 model_id = check_model_id(command.delete_model.model_id)
@@ -176,11 +222,37 @@ class DownloadsWorker:
                     self._reader.read, check_model_id(read.model_id), check_revision(read.revision)
                 )
                 return CommandResult(model=facts_to_proto(known.facts))
+            case "verify_model":
+                model_id = check_model_id(command.verify_model.model_id)
+                verification = await self._verify(model_id, command.command_id, outbox)
+                return CommandResult(verification=verification_to_proto(verification))
             case other:
                 raise ShardringError(
                     Reason.INTERNAL,
                     f"This worker knows no command {other!r}; the service is newer than the node.",
                 )
+
+    async def _verify(self, model_id: str, command_id: str, outbox: Outbox | None) -> Verification:
+        """Compare a model's files with their hashes. Raises MODEL_IN_USE and MODEL_NOT_FOUND."""
+        for download in self._transfers.downloads.values():
+            if download.live and download.model_id == model_id:
+                raise ShardringError(
+                    Reason.MODEL_IN_USE,
+                    f"{model_id} is being downloaded ({download.download_id}). Wait for that to "
+                    "end, or cancel it.",
+                    metadata={"model_id": model_id, "node_id": self._node_id},
+                )
+
+        def report(verification: Verification) -> None:
+            if outbox is not None:
+                outbox.verify_progress(command_id, verification)
+
+        try:
+            return await self._verifier.verify(model_id, report)
+        finally:
+            # What was corrupt is gone, also when it was stopped half-way.
+            if self._outbox is not None:
+                self._outbox.model_changed(model_id)
 
     def _download_changed(self, download: Download) -> None:
         if self._outbox is not None:

@@ -71,6 +71,7 @@ def model_from_proto(model: downloads_pb2.Model) -> Model:
         key_value_head_count=max(0, model.key_value_head_count),
         key_value_bytes_per_token=max(0, model.key_value_bytes_per_token),
         tensor_supported=model.tensor_supported,
+        quantized=bool(model.quantization),
     )
 
 

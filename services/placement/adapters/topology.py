@@ -67,6 +67,8 @@ def node_from_proto(node: topology_pb2.Node) -> Node:
         memory_available_bytes=max(0, node.memory_available_bytes),
         backends=tuple(_BACKENDS[backend] for backend in node.backends if backend in _BACKENDS),
         endpoints=tuple(HostPort(point.address, point.port) for point in node.endpoints),
+        weight_bytes_per_second=max(0, node.weight_bytes_per_second),
+        multiply_adds_per_second=max(0, node.multiply_adds_per_second),
     )
 
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+# Steps between two questions whether anyone still waits; some milliseconds.
+_ASK_EVERY = 2_000
+
 
 class OutOfSteps(Exception):
     """The steps of this part of the search are used up; what was found so far stands."""
@@ -24,7 +27,7 @@ class Budget:
         """Note work done. Raises OutOfSteps or Stopped."""
         self._until_asked -= steps
         if self._until_asked <= 0:
-            self._until_asked = 20_000
+            self._until_asked = _ASK_EVERY
             if self._stopped():
                 raise Stopped
         self.remaining -= steps
@@ -34,3 +37,7 @@ class Budget:
     def part(self, steps: int) -> "Budget":
         """Return a budget of its own for a part of the search, with the same `stopped`."""
         return Budget(steps, self._stopped)
+
+    def take_back(self, part: "Budget", steps: int) -> None:
+        """Note what a part made with so many steps has used; more than that is not counted."""
+        self.remaining = max(0, self.remaining - (steps - max(0, part.remaining)))

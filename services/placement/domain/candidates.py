@@ -7,6 +7,7 @@ from enum import StrEnum
 import networkx as nx
 
 from services.placement.domain.cluster import Cluster, RingBackend
+from services.placement.domain.net import Net, blocks, members, net_of
 from services.placement.domain.request import PlacementRequest
 from services.placement.domain.shards import Room
 
@@ -55,6 +56,8 @@ class Candidates:
     # "hop": nanoseconds for a message there and back over the links that would be used, the slower
     # direction.
     graph: nx.Graph
+    # The same for the search; `only` leaves it as it is.
+    net: Net
     # Usable pairs (source, sink) linked only in this direction; ascending.
     one_way: tuple[tuple[str, str], ...]
     memory_bytes: Mapping[str, int]
@@ -68,15 +71,13 @@ class Candidates:
         """Return these with no other nodes usable."""
         return replace(self, node_ids=tuple(node_ids), graph=self.graph.subgraph(node_ids))
 
-    def blocks(self, graph: nx.Graph) -> list[list[str]]:
-        """Return the sets of three and more nodes of a part of the graph within which every ring
-        lies: biconnected components, or, where all have to reach all, maximal cliques."""
-        sets = (
-            nx.find_cliques(graph)
-            if self.ring_backend is RingBackend.JACCL
-            else nx.biconnected_components(graph)
-        )
-        return sorted(sorted(nodes) for nodes in sets if len(nodes) > 2)
+    def blocks(self, nodes: int) -> list[int]:
+        """Return the sets of three and more nodes, of one of `net`, within which every ring lies:
+        biconnected components, or, where all have to reach all, maximal cliques."""
+        if self.ring_backend is not RingBackend.JACCL:
+            return blocks(self.net.near, nodes)
+        cliques = nx.find_cliques(self.graph.subgraph(self.net.named(list(members(nodes)))))
+        return sorted(self.net.mask(clique) for clique in cliques if len(clique) > 2)
 
 
 def candidates_of(
@@ -108,6 +109,7 @@ def candidates_of(
         node_ids=tuple(usable),
         without_backend=tuple(node.node_id for node in allowed if node.node_id not in graph),
         graph=graph,
+        net=net_of(graph),
         one_way=tuple(one_way),
         memory_bytes=memory,
         download_scores={n: downloads[n].score if n in downloads else 0 for n in usable},

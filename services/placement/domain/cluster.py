@@ -57,6 +57,9 @@ class Node:
     backends: tuple[Backend, ...]
     # Where its runner listens, as the node advertises it, best guess first.
     endpoints: tuple[HostPort, ...] = ()
+    # What its runner measured that it reaches. 0: not calibrated.
+    weight_bytes_per_second: int = 0
+    multiply_adds_per_second: int = 0
 
     def backends_for(self, ring_backend: RingBackend) -> tuple[Backend, ...]:
         """Return those on which a rank of such a ring can compute, best first."""
@@ -142,11 +145,22 @@ class Cluster:
         best: dict[tuple[str, str], Link] = {}
         for pair, links in between.items():
             back = between.get((pair[1], pair[0]), [])
-            if pair not in best:
+            if len(links) == 1 and len(back) == 1:
+                # No choice, as most often.
+                best[pair] = links[0]
+            elif pair not in best:
                 best[pair], chosen_back = best_pair(links, back, self.message_bytes)
                 if chosen_back is not None:
                     best[pair[1], pair[0]] = chosen_back
         return best
+
+    @cached_property
+    def links_to(self) -> Mapping[str, Sequence[Link]]:
+        """For each node, the links that lead to it."""
+        found: dict[str, list[Link]] = {node_id: [] for node_id in self.nodes}
+        for link in self.links:
+            found[link.sink].append(link)
+        return found
 
     @cached_property
     def addresses(self) -> Mapping[str, frozenset[str]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from services.common.errors import ShardringError
 from services.placement.domain.budget import Budget
+from services.placement.domain.by_speed import place_by_speed
 from services.placement.domain.candidates import Download, candidates_of
 from services.placement.domain.cluster import Cluster, RingBackend
 from services.placement.domain.model import Model, Sharding, check_model
@@ -19,11 +20,13 @@ from services.placement.domain.refusals import (
     size_refusal,
     while_gathering,
 )
-from services.placement.domain.request import PlacementRequest
+from services.placement.domain.request import Objective, PlacementRequest
 from services.placement.domain.runner_up import runner_up
 from services.placement.domain.search import (
+    PREVIEW_PARTS,
+    PREVIEW_STEPS,
     TOTAL_STEPS,
-    ring_of_size,
+    RingSearch,
     sizes_to_try,
     smallest_ring,
 )
@@ -48,11 +51,15 @@ def place(
         refusal = count_refusal(asked, least)
         if refusal:
             raise refusal
+        sizes = sizes_to_try(asked.candidates, asked.model, least)
+        if request.objective is not Objective.DEFAULT:
+            fastest = place_by_speed(asked, sizes, budget)
+            if fastest is not None:
+                return fastest
         found = smallest_ring(asked.candidates, asked.model, least, budget)
         if found.ring:
             other = runner_up(asked.candidates, asked.model, found.ring, budget)
             return placement_of(asked.candidates, asked.model, found, other, request.request_id)
-        sizes = sizes_to_try(asked.candidates, asked.model, least)
         raise ring_refusal(asked, sizes, found.proven, budget.part(TOTAL_STEPS))
     except ShardringError as error:
         raise while_gathering(cluster, error) from None
@@ -82,15 +89,16 @@ def preview(
     Raises what concerns no way and size in particular.
     """
     previews: list[Preview] = []
-    budget = Budget(TOTAL_STEPS, stopped)
+    budget = Budget(PREVIEW_STEPS, stopped)
     for sharding, ring_backend in ways:
         way = replace(request, sharding=sharding, ring_backend=ring_backend)
         try:
             asked = _asked(cluster, model, downloads, way)
         except ShardringError as error:
             raise while_gathering(cluster, error) from None
+        search = RingSearch(asked.candidates, asked.model, PREVIEW_PARTS)
         for size in range(1, len(cluster.nodes) + 1):
-            outcome = _preview(asked, size, budget)
+            outcome = _preview(asked, search, size, budget)
             if isinstance(outcome, ShardringError):
                 outcome = while_gathering(cluster, outcome)
             elif any(outcome == known.outcome for known in previews):
@@ -99,7 +107,9 @@ def preview(
     return previews
 
 
-def _preview(asked: Asked, size: int, budget: Budget) -> Placement | ShardringError:
+def _preview(
+    asked: Asked, search: RingSearch, size: int, budget: Budget
+) -> Placement | ShardringError:
     refusal = (
         below_minimum(asked.request, size)
         or count_refusal(asked, size)
@@ -107,7 +117,14 @@ def _preview(asked: Asked, size: int, budget: Budget) -> Placement | ShardringEr
     )
     if refusal:
         return refusal
-    found = ring_of_size(asked.candidates, asked.model, size, budget)
+    if asked.request.objective is not Objective.DEFAULT:
+        try:
+            fastest = place_by_speed(asked, [size], budget, len(asked.candidates.node_ids))
+        except ShardringError as error:
+            return error
+        if fastest is not None:
+            return fastest
+    found = search.of_size(size, budget)
     if found.ring:
         return placement_of(asked.candidates, asked.model, found, None, asked.request.request_id)
     return ring_refusal(asked, [size], found.proven, budget)

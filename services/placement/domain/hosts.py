@@ -41,21 +41,21 @@ def host_lists(cluster: Cluster, order: Sequence[str], request_id: str) -> list[
         return [[]]
     ports = ring_ports(request_id, [cluster.addresses[node_id] for node_id in order])
 
-    def entry(rank: int, other: int) -> HostPort:
-        if other == rank:
-            return HostPort("0.0.0.0", ports[rank])
-        if (other - rank) % count in (1, count - 1):
-            link = cluster.best_links[order[rank], order[other]]
-            return HostPort(link.address, ports[other])
-        return NOT_A_NEIGHBOUR
+    def entry(rank: int, other: int) -> str:
+        link = cluster.best_links[order[rank], order[other]]
+        return str(HostPort(link.address, ports[other]))
 
-    return [[str(entry(rank, other)) for other in range(count)] for rank in range(count)]
+    lists = [[str(NOT_A_NEIGHBOUR)] * count for _ in order]
+    for rank, hosts in enumerate(lists):
+        for other in ((rank - 1) % count, (rank + 1) % count):
+            hosts[other] = entry(rank, other)
+        hosts[rank] = str(HostPort("0.0.0.0", ports[rank]))
+    return lists
 
 
 def runner_endpoints(cluster: Cluster, node_id: str, ring: Sequence[str]) -> list[HostPort]:
     """Return where the node's runner listens, addresses verified from other ring nodes first."""
-    verified = {
-        link.address for link in cluster.links if link.sink == node_id and link.source in ring
-    }
+    others = set(ring)
+    verified = {link.address for link in cluster.links_to[node_id] if link.source in others}
     endpoints = cluster.nodes[node_id].endpoints
     return sorted(endpoints, key=lambda endpoint: endpoint.host not in verified)

@@ -1,5 +1,6 @@
 """What a model asks of a node: bytes of any stage, exactly as its own files say."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -37,6 +38,7 @@ class Model:
     key_value_head_count: int = 0
     key_value_bytes_per_token: int = 0
     tensor_supported: bool = False
+    quantized: bool = False
     # How it is to be run: see `run_as`.
     sharding: Sharding = Sharding.PIPELINE
     # Key-value cache of each layer.
@@ -99,25 +101,34 @@ class Model:
         last = self.head_bytes if end == self.layer_count else 0
         return first + self._bytes_before[end] - self._bytes_before[start] + last
 
+    def read_bytes(self, start: int, end: int) -> int:
+        """Return the weight bytes of layers [start, end) that one token reads.
+
+        The head with the last layer; of the embedding a single row, which counts nothing. All
+        experts of a mixture: more than is read, but in the same measure on every node.
+        """
+        last = self.head_bytes if end == self.layer_count else 0
+        return self._bytes_before[end] - self._bytes_before[start] + last
+
     def most_layers(self, available_bytes: int) -> int:
         """Return an upper bound on the layers that any one stage in `available_bytes` can hold."""
         if available_bytes >= self.needed_bytes:
             return self.layer_count
-        total, count = 0, 0
-        for layer in self._ascending_layer_bytes:
-            total += layer + self.cache_bytes_per_layer
-            if total > available_bytes:
-                break
-            count += 1
-        return count
+        return bisect_right(self._bytes_of_smallest, available_bytes)
+
+    @cached_property
+    def layers_are_equal(self) -> bool:
+        """True when no layer is larger than another."""
+        return len(set(self.layer_bytes)) == 1
 
     @cached_property
     def _bytes_before(self) -> tuple[int, ...]:
         return tuple(accumulate(self.layer_bytes, initial=0))
 
     @cached_property
-    def _ascending_layer_bytes(self) -> tuple[int, ...]:
-        return tuple(sorted(self.layer_bytes))
+    def _bytes_of_smallest(self) -> tuple[int, ...]:
+        """What the smallest layer takes, the two smallest, and so on."""
+        return tuple(accumulate(n + self.cache_bytes_per_layer for n in sorted(self.layer_bytes)))
 
 
 def check_model(model: Model) -> None:

@@ -1,5 +1,6 @@
 """The decision, as data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,10 +10,12 @@ from services.placement.domain.cluster import UNMEASURED_NANOSECONDS, Backend, R
 from services.placement.domain.hosts import host_lists, runner_endpoints
 from services.placement.domain.jaccl import coordinator_addresses, device_matrix
 from services.placement.domain.model import Model, Sharding
+from services.placement.domain.request import PREDICTED_WAY
 from services.placement.domain.rings import Ring
 from services.placement.domain.runner_up import LostBy, RunnerUp
 from services.placement.domain.search import Found
 from services.placement.domain.shards import rank_order, stages_of
+from services.placement.domain.speed import Pace, Prediction
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Placement:
     score: Score
     sharding: Sharding
     ring_backend: RingBackend
+    # None where it is not known.
+    predicted: Prediction | None = None
 
 
 def placement_of(
@@ -94,14 +99,22 @@ def placement_of(
     found: Found,
     second: RunnerUp | None,
     request_id: str,
+    counts: Sequence[int] | None = None,
 ) -> Placement:
-    """Work out ranks, stages, host lists and ports for the ring that was found."""
+    """Work out ranks, stages, host lists and ports for the ring that was found.
+
+    With `counts` the ring is in rank order, and these are the layers of each rank.
+    """
     assert found.ring is not None
     cluster, memory, ring = candidates.cluster, candidates.memory_bytes, found.ring
     # One node: pipeline on the ring backend, whatever was asked.
     sharding = model.sharding if len(ring) > 1 else Sharding.PIPELINE
     backend = candidates.ring_backend if len(ring) > 1 else RingBackend.MLX_RING
-    order, parts = _parts(candidates, model, ring, sharding)
+    order, parts = _parts(candidates, model, ring, sharding, counts)
+    predicted = None
+    if (sharding, backend) == PREDICTED_WAY:
+        layers = [part.end - part.start for part in parts]
+        predicted = Pace(cluster, model).predict(order, layers)
     is_jaccl = backend is RingBackend.JACCL
     hosts = [[]] * len(ring) if is_jaccl else host_lists(cluster, order, request_id)
     devices = device_matrix(cluster, order) if is_jaccl else [()] * len(ring)
@@ -137,7 +150,14 @@ def placement_of(
         runner_up=None if second is None else _alternative(candidates, second),
     )
     return Placement(
-        model.model_id, model.commit, model.layer_count, ranks, score, sharding, backend
+        model.model_id,
+        model.commit,
+        model.layer_count,
+        ranks,
+        score,
+        sharding,
+        backend,
+        predicted,
     )
 
 
@@ -152,14 +172,18 @@ class _Part:
 
 
 def _parts(
-    candidates: Candidates, model: Model, ring: Ring, sharding: Sharding
+    candidates: Candidates,
+    model: Model,
+    ring: Ring,
+    sharding: Sharding,
+    counts: Sequence[int] | None,
 ) -> tuple[tuple[str, ...], list[_Part]]:
     if sharding is Sharding.TENSOR:
         count, layers = len(ring), model.layer_count
         cache = -(-layers * model.cache_bytes_per_layer // count)
         weights = model.tensor_share_bytes(count) - cache
         return ring, [_Part(0, layers, weights, cache)] * count
-    ordered = rank_order(model, ring, candidates.rooms)
+    ordered = (ring, counts) if counts else rank_order(model, ring, candidates.rooms)
     # The search accepts only rings for which there is an order.
     assert ordered is not None
     order, counts = ordered

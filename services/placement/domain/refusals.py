@@ -33,6 +33,7 @@ _TRANSIENT = {
     Reason.NOT_ENOUGH_MEMORY,
     Reason.NO_RING,
     Reason.BACKEND_UNSUPPORTED,
+    Reason.NOT_CALIBRATED,
 }
 
 

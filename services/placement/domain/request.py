@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from services.common.errors import invalid_field
 from services.placement.domain.cluster import RingBackend
@@ -17,8 +18,19 @@ MAX_TOKEN_COUNT = 2**31 - 1
 MAX_CONCURRENCY = 65_536
 MAX_MEMORY_BYTES = 2**50
 
+# The one way to run a model whose speed is predicted.
+PREDICTED_WAY = (Sharding.PIPELINE, RingBackend.MLX_RING)
+
 # The hub's names: "name" or "organisation/name", each part as the hub allows it.
 _MODEL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?")
+
+
+class Objective(StrEnum):
+    """What a placement is to be best at: the rules' order of choice, or a predicted figure."""
+
+    DEFAULT = "DEFAULT"
+    DECODE_LATENCY = "DECODE_LATENCY"
+    THROUGHPUT = "THROUGHPUT"
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class PlacementRequest:
     # required.
     max_layer_counts: Mapping[str, int] = field(default_factory=dict)
     layer_counts: Mapping[str, int] = field(default_factory=dict)
+    objective: Objective = Objective.DEFAULT
 
     def layer_bounds(self, node_id: str) -> tuple[int, int]:
         """Return how many layers a node must hold at least and may hold at most."""
@@ -67,6 +80,7 @@ def request_of(
     headroom_bytes: int = 0,
     max_layer_counts: Mapping[str, int] | None = None,
     layer_counts: Mapping[str, int] | None = None,
+    objective: Objective = Objective.DEFAULT,
 ) -> PlacementRequest:
     """Return the checked request, defaults filled in. Raises INVALID_FIELD naming the field."""
     if not _MODEL_ID.fullmatch(model_id) or ".." in model_id or "--" in model_id:
@@ -93,6 +107,10 @@ def request_of(
         raise invalid_field(
             "constraints.excluded_node_ids", ",".join(both), "no node that is also required"
         )
+    if objective is not Objective.DEFAULT and (sharding, ring_backend) != PREDICTED_WAY:
+        raise invalid_field(
+            "objective", objective, "none with tensor sharding or JACCL, which are not predicted"
+        )
     if len(request_id) > MAX_ID_LENGTH:
         raise invalid_field("request_id", request_id, f"at most {MAX_ID_LENGTH} characters")
     return PlacementRequest(
@@ -108,6 +126,7 @@ def request_of(
         headroom_bytes=headroom_bytes,
         max_layer_counts=most,
         layer_counts=exact,
+        objective=objective,
     )
 
 

@@ -8,7 +8,7 @@ from services.placement.domain.budget import Budget
 from services.placement.domain.candidates import Candidates
 from services.placement.domain.model import Model
 from services.placement.domain.rings import Ring, hop_score
-from services.placement.domain.search import ring_of_size
+from services.placement.domain.search import RingSearch
 
 # How many of the ring's nodes are left out, one at a time, to find what would be placed then.
 MOST_LEFT_OUT = 4
@@ -41,10 +41,9 @@ def runner_up(candidates: Candidates, model: Model, ring: Ring, budget: Budget) 
     """
     order = _Order(candidates)
     free = [node for node in ring if node not in candidates.required]
-    found = []
+    search, found = RingSearch(candidates, model), []
     for node in sorted(free, key=lambda n: (order.weight(n), n))[:MOST_LEFT_OUT]:
-        rest = candidates.only([n for n in candidates.node_ids if n != node])
-        other = ring_of_size(rest, model, len(ring), budget.part(STEPS)).ring
+        other = search.of_size(len(ring), budget.part(STEPS), without=frozenset((node,))).ring
         if other is not None:
             found.append(other)
     if not found:

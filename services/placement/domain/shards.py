@@ -62,6 +62,8 @@ def can_split(model: Model, rooms: Sequence[Room]) -> bool:
     last = len(rooms) - 1
     if last == 0:
         return fits(model, rooms, [model.layer_count])
+    if model.layers_are_equal:
+        return _can_split_equal(model, rooms)
     # Where the ranks so far can end, ascending.
     reached = [0]
     for rank, room in enumerate(rooms):
@@ -76,6 +78,24 @@ def can_split(model: Model, rooms: Sequence[Room]) -> bool:
                 following.append(end)
         reached = following
     return bool(reached) and reached[-1] == model.layer_count
+
+
+def _can_split_equal(model: Model, rooms: Sequence[Room]) -> bool:
+    """Say the same where all layers are as large: how many each of two and more ranks can take then
+    depends on no other rank."""
+    layer = model.layer_bytes[0] + model.cache_bytes_per_layer
+    least = most = 0
+    for rank, room in enumerate(rooms):
+        have = room.memory_bytes
+        if rank == 0:
+            have -= model.embedding_bytes
+        if rank == len(rooms) - 1:
+            have -= model.head_bytes
+        taken = min(room.most_layers, have // layer)
+        if taken < max(1, room.least_layers):
+            return False
+        least, most = least + max(1, room.least_layers), most + taken
+    return least <= model.layer_count <= most
 
 
 def split(model: Model, rooms: Sequence[Room]) -> list[int] | None:

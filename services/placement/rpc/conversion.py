@@ -14,7 +14,13 @@ from services.placement.domain.placement import (
     RankAssignment,
     Score,
 )
-from services.placement.domain.request import PlacementRequest, request_of
+from services.placement.domain.request import (
+    PREDICTED_WAY,
+    Objective,
+    PlacementRequest,
+    request_of,
+)
+from services.placement.domain.speed import Part, Prediction
 from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2, placement_service_pb2
 
@@ -30,6 +36,12 @@ _SHARDINGS = {
 _RING_BACKENDS = {
     RingBackend.MLX_RING: common_pb2.RING_BACKEND_MLX_RING,
     RingBackend.JACCL: common_pb2.RING_BACKEND_JACCL,
+}
+
+_OBJECTIVES = {
+    placement_pb2.OBJECTIVE_UNSPECIFIED: Objective.DEFAULT,
+    placement_pb2.OBJECTIVE_DECODE_LATENCY: Objective.DECODE_LATENCY,
+    placement_pb2.OBJECTIVE_THROUGHPUT: Objective.THROUGHPUT,
 }
 
 
@@ -54,6 +66,7 @@ def request_from_proto(
         headroom_bytes=constraints.headroom_bytes,
         max_layer_counts=constraints.max_layer_counts,
         layer_counts=constraints.layer_counts,
+        objective=_objective_from_proto(message.objective),
     )
 
 
@@ -63,6 +76,9 @@ def ways_from_proto(
     """Return the ways to preview: those asked for, or all. Raises INVALID_FIELD."""
     sharding = _sharding_from_proto(message.sharding)
     ring_backend = _ring_backend_from_proto(message.ring_backend)
+    if _objective_from_proto(message.objective) is not Objective.DEFAULT:
+        # Others were refused with the request.
+        return [PREDICTED_WAY]
     return list(
         product(
             list(Sharding) if sharding is None else [sharding],
@@ -89,6 +105,13 @@ def _ring_backend_from_proto(number: int) -> RingBackend | None:
     raise invalid_field("ring_backend", number, "MLX_RING or JACCL")
 
 
+def _objective_from_proto(number: int) -> Objective:
+    for known, objective in _OBJECTIVES.items():
+        if known == number:
+            return objective
+    raise invalid_field("objective", number, "DECODE_LATENCY or THROUGHPUT, or none")
+
+
 def placement_to_proto(placement: Placement) -> placement_pb2.Placement:
     """Return a placement as a message."""
     return placement_pb2.Placement(
@@ -99,7 +122,33 @@ def placement_to_proto(placement: Placement) -> placement_pb2.Placement:
         score=score_to_proto(placement.score),
         sharding=_SHARDINGS[placement.sharding],
         ring_backend=_RING_BACKENDS[placement.ring_backend],
+        predicted_speed=(
+            None if placement.predicted is None else prediction_to_proto(placement.predicted)
+        ),
     )
+
+
+def prediction_to_proto(predicted: Prediction) -> placement_pb2.PredictedSpeed:
+    """Return predicted figures as a message."""
+    message = placement_pb2.PredictedSpeed(
+        tokens_per_second=predicted.tokens_per_second,
+        throughput_tokens_per_second=predicted.throughput_tokens_per_second,
+        slowest=part_to_proto(predicted.slowest),
+        prefill_tokens_per_second=predicted.prefill_tokens_per_second,
+    )
+    message.decode_latency.FromNanoseconds(predicted.decode_nanoseconds)
+    return message
+
+
+def part_to_proto(part: Part) -> placement_pb2.PredictedPart:
+    """Return a stage or hop as a message."""
+    message = placement_pb2.PredictedPart()
+    if part.is_hop:
+        message.hop_rank = part.rank
+    else:
+        message.stage_rank = part.rank
+    message.time.FromNanoseconds(part.nanoseconds)
+    return message
 
 
 def rank_to_proto(rank: RankAssignment) -> placement_pb2.RankAssignment:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from services.topology.agent.identity import Identity
 from services.topology.agent.peers import Peers
 from services.topology.agent.prober import Prober
 from services.topology.agent.report import MemoryRules, Reporter
-from services.topology.domain.model import Change, Link, Node, Topology
+from services.topology.domain.model import Change, Link, Node, Speed, Topology
 from services.topology.domain.significance import drifted
 from services.topology.rpc.convert import (
     event_from_proto,
@@ -48,6 +49,7 @@ class AgentOptions:
     `listen` is the address the node's own server listens on, with its real port. `name` is for
     people; empty: the host name. `lab`: nodes on one machine reach each other over loopback.
     `gate` is the one of the node's own server (see `identity_registration`); None: one of its own.
+    `speed` answers what the node is known to reach by now.
     """
 
     topology: HostPort
@@ -57,6 +59,7 @@ class AgentOptions:
     lab: bool = False
     memory: MemoryRules = field(default_factory=MemoryRules)
     gate: BurstGate | None = None
+    speed: Callable[[], Speed] = Speed
 
 
 class TopologyAgent:
@@ -77,6 +80,7 @@ class TopologyAgent:
             listen=options.listen,
             memory=options.memory,
             lab=options.lab,
+            speed=options.speed,
         )
         self._remote = Remote("topology", [options.topology])
         self._stub = TopologyServiceStub(self._remote.channel)
@@ -98,6 +102,10 @@ class TopologyAgent:
             on_change=self._links_changed.set,
             on_figures=self._refresh_links,
         )
+
+    def links(self) -> tuple[Link, ...]:
+        """Return this node's links to others, as verified and measured now."""
+        return self._prober.links()
 
     async def run(self) -> None:
         """Report, watch and probe until cancelled; then leave the topology and close everything.

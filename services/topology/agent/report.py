@@ -13,7 +13,7 @@ from services.common.addresses import HostPort
 from services.topology.agent.hardware import HardwareReader
 from services.topology.agent.identity import Identity
 from services.topology.agent.interfaces import InterfaceReader, advertised_hosts
-from services.topology.domain.model import Backend, Interface, Node
+from services.topology.domain.model import Backend, Interface, Node, Speed
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +53,21 @@ class Reporter:
     """Builds this node's report, with figures of the moment."""
 
     def __init__(
-        self, identity: Identity, *, name: str, listen: HostPort, memory: MemoryRules, lab: bool
+        self,
+        identity: Identity,
+        *,
+        name: str,
+        listen: HostPort,
+        memory: MemoryRules,
+        lab: bool,
+        speed: Callable[[], Speed] = Speed,
     ) -> None:
         self._identity = identity
         self._name = name or socket.gethostname()
         self._listen = listen
         self._memory = memory
         self._lab = lab
+        self._speed = speed
         self._backends = installed_backends()
         self._interfaces = InterfaceReader()
         self._hardware = HardwareReader()
@@ -84,6 +92,7 @@ class Reporter:
             fingerprint=self._identity.fingerprint,
             rdma=hardware.rdma,
             thunderbolt_ports=hardware.thunderbolt_ports,
+            speed=self._speed(),
         )
 
     def _tell(self, interfaces: tuple[Interface, ...]) -> None:

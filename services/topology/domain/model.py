@@ -69,6 +69,14 @@ class Rdma:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """What a node's runner measured once that it reaches; 0: not calibrated."""
+
+    weight_bytes_per_second: int = 0
+    multiply_adds_per_second: int = 0
+
+
+@dataclass(frozen=True)
 class Node:
     """One machine. Times are nanoseconds since 1970; `start_ns` numbers the run of the node.
 
@@ -89,6 +97,7 @@ class Node:
     fingerprint: str = ""
     rdma: Rdma = Rdma()
     thunderbolt_ports: tuple[ThunderboltPort, ...] = ()
+    speed: Speed = Speed()
 
     def described(self) -> str:
         """Return the node's name and first endpoint, for messages to people."""

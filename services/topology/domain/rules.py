@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from services.common.errors import ShardringError, invalid_field
 from services.topology.domain.addresses import can_link, is_dialable, parsed
-from services.topology.domain.model import Link, Misdirection, Node
+from services.topology.domain.model import Link, Misdirection, Node, Speed
 
 MAX_ENDPOINTS = 64
 MAX_INTERFACES = 128
@@ -22,6 +22,9 @@ MAX_MEMORY_BYTES = 2**50
 MAX_TIME_NS = 253_402_300_799 * 10**9  # the last second of the year 9999
 MAX_ROUND_TRIP_NS = 60 * 10**9
 MAX_BYTES_PER_SECOND = 10**13
+# A thousand times what the fastest machines reach.
+MAX_WEIGHT_BYTES_PER_SECOND = 10**16
+MAX_MULTIPLY_ADDS_PER_SECOND = 10**18
 
 # What operating systems and Shardring name things with, in fields that may be empty.
 _TOKEN = re.compile(r"[!-~]{0,64}")
@@ -57,6 +60,7 @@ def check_node(node: Node) -> None:
     _check_length("node.backends", node.backends, MAX_BACKENDS)
     _check_token("node.machine_fingerprint", node.fingerprint)
     _check_hardware(node)
+    _check_speed(node.speed)
 
 
 def check_links(source: str, links: Sequence[Link], *, lab: bool) -> None:
@@ -204,6 +208,18 @@ def _check_hardware(node: Node) -> None:
             f"{field}.link_bits_per_second", port.link_bits_per_second, MAX_BITS_PER_SECOND
         )
         _check_range(f"{field}.generation", port.generation, 100)
+
+
+def _check_speed(speed: Speed) -> None:
+    bytes_per_second, multiply_adds = speed.weight_bytes_per_second, speed.multiply_adds_per_second
+    _check_range("node.weight_bytes_per_second", bytes_per_second, MAX_WEIGHT_BYTES_PER_SECOND)
+    _check_range("node.multiply_adds_per_second", multiply_adds, MAX_MULTIPLY_ADDS_PER_SECOND)
+    if (bytes_per_second == 0) != (multiply_adds == 0):
+        raise invalid_field(
+            "node.multiply_adds_per_second",
+            multiply_adds,
+            "0 if and only if weight_bytes_per_second is 0: both are measured at once",
+        )
 
 
 def _check_token(field: str, text: str) -> None:

@@ -14,6 +14,7 @@ from services.topology.domain.model import (
     Link,
     Misdirection,
     Node,
+    Speed,
     Topology,
 )
 from services.topology.rpc.convert_hardware import (
@@ -60,6 +61,8 @@ def node_to_proto(node: Node) -> pb.Node:
         machine_fingerprint=node.fingerprint,
         rdma=rdma_to_proto(node.rdma),
         thunderbolt_ports=[port_to_proto(port) for port in node.thunderbolt_ports],
+        weight_bytes_per_second=node.speed.weight_bytes_per_second,
+        multiply_adds_per_second=node.speed.multiply_adds_per_second,
     )
     if node.last_report_ns:
         message.last_report_time.CopyFrom(_timestamp(node.last_report_ns))
@@ -85,6 +88,7 @@ def node_from_proto(message: pb.Node) -> Node:
         fingerprint=message.machine_fingerprint,
         rdma=rdma_from_proto(message.rdma),
         thunderbolt_ports=tuple(port_from_proto(port) for port in message.thunderbolt_ports),
+        speed=Speed(message.weight_bytes_per_second, message.multiply_adds_per_second),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from services.cli.names import NodeNames
-from services.cli.render.downloads import download_line, downloads_progress
+from services.cli.render.downloads import download_line, downloads_progress, origin
 from services.cli.render.instances import (
     completion_line,
     instance_progress,
@@ -267,12 +267,59 @@ def test_downloads_add_up_bytes_not_per_cent() -> None:
         downloads_pb2.Download(node_id="3", state=downloads_pb2.DOWNLOAD_STATE_PENDING),
     ]
     _, unknown, first, second, total = shown(downloads_progress(downloads, names))
-    assert words(unknown) == "3 PENDING - 0 B ?"
+    assert words(unknown) == "3 PENDING - ?"
     assert first.split()[:2] == ["n1", "COMPLETED"]
-    assert words(second).endswith(" 11 % 1.0 kB 9.0 kB 800 B/s 10 s")
+    assert words(second).endswith(" 11 % 9.0 kB 800 B/s 10 s")
     assert "20 % " in total
-    assert download_line(downloads[0], names) == "n2: ONGOING 11 % of 9.0 kB"
+    assert words(total).endswith(" 10.0 kB 800 B/s 10 s")
+    assert download_line(downloads[0], names) == "n2: ONGOING 11 % of 9.0 kB, 800 B/s, 10 s left"
     assert download_line(downloads[2], names) == "3: PENDING"
+
+
+def test_a_download_says_where_it_comes_from() -> None:
+    names = NodeNames([("1", "n1"), ("2", "n2")])
+    download = downloads_pb2.Download(
+        node_id="1",
+        state=downloads_pb2.DOWNLOAD_STATE_ONGOING,
+        total_bytes=100,
+        files=[
+            downloads_pb2.FileProgress(name="a", source_node_id="2", bytes_per_second=5),
+            downloads_pb2.FileProgress(name="b", bytes_per_second=5),
+            downloads_pb2.FileProgress(name="c"),
+        ],
+    )
+    download.time_left.FromSeconds(70)
+    assert origin(download, names) == "n2 and the hub"
+    assert download_line(download, names).endswith(", 1 min 10 s left, from n2 and the hub")
+    del download.files[:2]
+    assert origin(download, names) == ""
+    download.state = downloads_pb2.DOWNLOAD_STATE_COMPLETED
+    download.received_from_hub_bytes = 3000
+    assert origin(download, names) == "the hub"
+    download.received_from_nodes_bytes = 5000
+    assert origin(download, names) == "the hub (3.0 kB) and nodes (5.0 kB)"
+
+
+def test_the_progress_of_three_downloads_fits_80_columns() -> None:
+    names = NodeNames((str(i), f"studio-{i}") for i in range(3))
+    downloads = [
+        downloads_pb2.Download(
+            node_id=str(i),
+            state=downloads_pb2.DOWNLOAD_STATE_ONGOING,
+            downloaded_bytes=123 * 10**9,
+            total_bytes=404 * 10**9,
+            bytes_per_second=123_456_789,
+            files=[
+                downloads_pb2.FileProgress(name="a", bytes_per_second=5),
+                downloads_pb2.FileProgress(name="b", source_node_id=str((i + 1) % 3)),
+            ],
+        )
+        for i in range(3)
+    ]
+    lines = shown(downloads_progress(downloads, names, width=80, hint="Ctrl-C"), width=80)
+    assert len(lines) == 1 + 3 + 1 + 1, "nothing is folded"
+    assert lines[-1] == "Ctrl-C"
+    assert all(line.endswith(" hub, 1 node") for line in lines[1:4])
 
 
 def test_off_a_terminal_nothing_is_cut_nor_coloured() -> None:

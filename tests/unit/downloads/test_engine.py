@@ -1,6 +1,7 @@
 """The engine's architectures are found without importing it, and as it finds them itself."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,20 @@ def test_renamed_and_unknown_architectures(config: dict[str, object]) -> None:
 )
 def test_what_the_engine_cannot_run(config: dict[str, object]) -> None:
     assert not EngineSupport().supports(config)
+
+
+def test_every_architecture_is_split_or_not_as_the_engine_does() -> None:
+    engine = EngineSupport()
+    vectors = Path(__file__).parents[2] / "vectors" / "architectures.json"
+    configs = json.loads(vectors.read_text())
+    configs += [{"model_type": name} for name in MODULES if engine.supports({"model_type": name})]
+    judged = {config["model_type"]: engine.supports_tensor(config) for config in configs}
+    assert judged == {
+        config["model_type"]: hasattr(_get_classes(config)[0], "shard") for config in configs
+    }
+    assert 10 < sum(judged.values()) < len(judged)
+    assert not engine.supports_tensor({"model_type": "no_such_type"})
+    assert not engine.supports_tensor({"model_type": "llama", "model_file": "own.py"})
 
 
 def test_neither_the_engine_nor_mlx_is_imported() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
@@ -14,6 +16,8 @@ from services.downloads.domain.records import (
     DownloadState,
     Layers,
     ModelFacts,
+    NodeDisk,
+    Verification,
 )
 from services.downloads.fleet import Fleet
 from services.downloads.watchers import Watchers
@@ -29,13 +33,23 @@ class FakeWorker:
     def __init__(self, answer: ModelFacts | ShardringError = FACTS) -> None:
         self.answer = answer
         self.reads = 0
+        self.paces: list[float] = []
+        self.verifying = 0
+
+    def pace(self, report_seconds: float) -> None:
+        self.paces.append(report_seconds)
 
     async def start_download(
-        self, download_id: str, model_id: str, revision: str, layers: Layers | None
+        self,
+        download_id: str,
+        model_id: str,
+        revision: str,
+        layers: Layers | None,
+        instance_id: str,
     ) -> Download:
         return download(download_id)
 
-    async def cancel_download(self, download_id: str) -> Download:
+    async def cancel_download(self, download_id: str, instance_id: str) -> Download:
         return download(download_id, DownloadState.CANCELLED)
 
     async def delete_model(self, model_id: str) -> int:
@@ -46,6 +60,14 @@ class FakeWorker:
         if isinstance(self.answer, ShardringError):
             raise self.answer
         return self.answer
+
+    async def verify_model(self, model_id: str) -> AsyncGenerator[Verification, None]:
+        self.verifying += 1
+        try:
+            yield Verification(1, 2)
+            yield Verification(2, 2, done=True)
+        finally:
+            self.verifying -= 1
 
 
 def download(
@@ -58,6 +80,37 @@ def service(away_seconds: float = 60) -> tuple[Downloads, Fleet]:
     watchers = Watchers()
     fleet = Fleet(watchers, away_seconds=away_seconds)
     return Downloads(fleet, watchers), fleet
+
+
+async def test_a_verification_ends_with_whoever_asked_for_it() -> None:
+    downloads, fleet = service()
+    worker = FakeWorker()
+    fleet.attach("n1", worker, [], [])
+    async with aclosing(downloads.verify_model("n1", "o/n")) as steps:
+        assert await anext(steps) == Verification(1, 2)
+        assert worker.verifying == 1
+    assert worker.verifying == 0
+    assert [step.done async for step in downloads.verify_model("n1", "o/n")] == [False, True]
+    for node_id, model_id, reason in (
+        ("n2", "o/n", Reason.WORKER_NOT_ATTACHED),
+        ("n1", "../x", Reason.INVALID_FIELD),
+    ):
+        with pytest.raises(ShardringError) as refused:
+            await anext(downloads.verify_model(node_id, model_id))
+        assert refused.value.reason is reason
+
+
+async def test_the_room_on_each_attached_node_s_disk_is_known() -> None:
+    downloads, fleet = service()
+    worker = FakeWorker()
+    fleet.attach("n2", worker, [], [])
+    fleet.attach("n1", FakeWorker(), [], [])
+    fleet.put_disk("n2", 9)
+    fleet.put_disk("absent", 9)
+    assert downloads.disks() == [NodeDisk("n1", 0), NodeDisk("n2", 9)]
+    fleet.detach("n2", worker)
+    assert downloads.disks() == [NodeDisk("n1", 0)]
+    fleet.close()
 
 
 async def test_a_node_that_stays_away_gives_up_what_it_was_doing() -> None:
@@ -170,6 +223,51 @@ async def test_watches_end_when_the_service_does() -> None:
         with pytest.raises(ShardringError) as ended:
             await waiting
     assert ended.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_workers_report_more_seldom_when_there_is_more_to_report() -> None:
+    _, fleet = service()
+    worker = FakeWorker()
+    fleet.attach("n1", worker, [], [])
+    live = [download(f"d-{number}") for number in range(1024)]
+    for entry in live:
+        fleet.put(entry)
+    assert worker.paces == sorted(worker.paces)
+    assert worker.paces[-1] == fleet.report_seconds == 5.0
+    late = FakeWorker()
+    fleet.attach("n2", late, [], [])
+    assert late.paces == []  # a session begins with the pace that the fleet has
+    for entry in live:
+        fleet.put(dataclasses.replace(entry, state=DownloadState.COMPLETED))
+    assert worker.paces[-1] == late.paces[-1] == 0.5
+    assert len(worker.paces) < 20
+
+
+async def test_a_download_is_stock_while_it_lives_and_its_node_is_attached() -> None:
+    _, fleet = service()
+    worker = FakeWorker()
+    planning = dataclasses.replace(download("d-2"), commit="")
+    fleet.attach("n1", worker, [WHOLE], [download("d-1"), planning], hub_port=9)
+    fleet.attach("n2", FakeWorker(), [], [])
+    assert fleet.hub_ports == {"n1": 9, "n2": 0}
+
+    def live() -> list[str]:
+        return [d.download_id for d in fleet.stock.live("n1", "o/n", COMMIT)]
+
+    assert fleet.stock.holders("o/n", COMMIT, "any") == {"n1"}
+    assert live() == ["d-1", "d-2"]
+    fleet.put(download("d-1", DownloadState.COMPLETED))
+    fleet.drop_cached("n1", "o/n")
+    assert live() == ["d-2"]
+    assert fleet.stock.holders("o/n", COMMIT, "any") == frozenset()
+    fleet.put_cached("n1", WHOLE)
+    fleet.attach("n1", worker, [], [planning])
+    assert fleet.stock.holders("o/n", COMMIT, "any") == frozenset()
+    fleet.put_cached("n1", WHOLE)
+    fleet.detach("n1", worker)
+    assert fleet.stock.holders("o/n", COMMIT, "any") == frozenset()
+    assert fleet.hub_ports == {"n2": 0}
+    fleet.close()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ from services.downloads.worker.hub_errors import hub_error
 HUB = "https://hub.example"
 
 
-def answered(kind: type[HfHubHTTPError], code: int) -> HfHubHTTPError:
-    response = httpx2.Response(code, request=httpx2.Request("GET", HUB))
+def answered(
+    kind: type[HfHubHTTPError], code: int, headers: dict[str, str] | None = None
+) -> HfHubHTTPError:
+    response = httpx2.Response(code, headers=headers, request=httpx2.Request("GET", HUB))
     return kind("refused", response=response)
 
 
@@ -62,6 +64,20 @@ def test_each_fault_has_its_reason(error: Exception, reason: Reason) -> None:
 
 
 def test_what_to_do_is_said() -> None:
-    assert "HF_TOKEN" in hub_error(answered(GatedRepoError, 403), "o/n", "main", HUB).message
+    gated = hub_error(answered(GatedRepoError, 403), "o/n", "main", HUB).message
+    assert "HF_TOKEN" in gated
+    assert f"ask for access at {HUB}/o/n" in gated
+    said = {"X-Error-Message": "Invalid credentials in Authorization header"}
+    token = hub_error(answered(HfHubHTTPError, 401, said), "o/n", "main", HUB)
+    assert token.reason is Reason.MODEL_ACCESS_DENIED
+    assert "does not know this node's token" in token.message
     assert "v2" in hub_error(answered(RevisionNotFoundError, 404), "o/n", "v2", HUB).message
     assert "HF_ENDPOINT" in hub_error(httpx2.ConnectError("x"), "o/n", "main", HUB).message
+
+
+def test_a_stated_wait_is_passed_on() -> None:
+    told = answered(HfHubHTTPError, 429, {"Retry-After": "55"})
+    error = hub_error(told, "o/n", "main", HUB)
+    assert error.retry_delay_seconds == 55
+    assert "in 55 s" in error.message
+    assert "later" in hub_error(answered(HfHubHTTPError, 429), "o/n", "main", HUB).message

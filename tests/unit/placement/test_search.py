@@ -20,6 +20,7 @@ from services.placement.domain.candidates import (
 from services.placement.domain.cluster import Cluster, Link, cluster_of
 from services.placement.domain.decide import place
 from services.placement.domain.model import Model
+from services.placement.domain.net import net_of
 from services.placement.domain.rings import RingQuestion
 from services.placement.domain.search import (
     TOTAL_STEPS,
@@ -146,11 +147,9 @@ def test_a_ring_refused_in_one_order_is_tried_in_others() -> None:
     graph = nx.complete_graph("abcde")
     nx.set_edge_attributes(graph, 1, "hop")
     wanted = ("a", "c", "b", "d", "e")
-    question = RingQuestion(
-        graph, 5, frozenset(), dict.fromkeys("abcde", 1), (), lambda ring: ring == wanted
-    )
-    answer = best_ring(question, Budget(TOTAL_STEPS))
-    assert (answer.ring, answer.proven) == (wanted, True)
+    question = RingQuestion(net_of(graph), 0b11111, 5, 0, [1] * 5, (), lambda ring: ring == wanted)
+    found = best_ring([question], Budget(TOTAL_STEPS))
+    assert (found.ring, found.proven) == (wanted, True)
 
 
 def test_nodes_without_backend_or_excluded_stand_in_no_ring() -> None:

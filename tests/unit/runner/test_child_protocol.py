@@ -24,7 +24,7 @@ from services.runner.domain.request import Input, Message, Sampling
     "message",
     [
         Connect(1, ("127.0.0.1:1", "0.0.0.0:2")),
-        Load("/models/a b", 3, 5),
+        Load("/models/a b", 3, 5, tensor=False),
         Prepare("r", Input(prompt="two\nlines, ü, \u2028, 🦊")),
         Prepare("r", Input(messages=(Message("user", "hi"), Message("assistant", "")))),
         Prepare("r", Input(token_ids=(1, 2, 3))),

@@ -9,6 +9,7 @@ from services.topology.domain.model import (
     InterfaceKind,
     Link,
     Misdirection,
+    Speed,
     Throughput,
     Topology,
 )
@@ -32,6 +33,8 @@ NOW = 1_000.0
 def test_nodes_and_links_survive_the_wire() -> None:
     sent = node(start_ns=1_700_000_000_123_456_789, last_report_ns=5_000_000_001)
     assert node_from_proto(node_to_proto(sent)) == sent
+    calibrated = replace(sent, speed=Speed(100_000_000_000, 3_000_000_000_000))
+    assert node_from_proto(node_to_proto(calibrated)) == calibrated
     full = Link(
         "a",
         "b",

@@ -7,7 +7,7 @@ import pytest
 from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
 from services.topology.domain import rules
-from services.topology.domain.model import Backend, Interface, InterfaceKind, Link, Node
+from services.topology.domain.model import Backend, Interface, InterfaceKind, Link, Node, Speed
 from tests.unit.topology.examples import link, node
 
 GOOD = node()
@@ -66,6 +66,12 @@ def test_good_reports_pass() -> None:
         (replace(GOOD, memory_available_bytes=-1), "node.memory_available_bytes"),
         (replace(GOOD, memory_available_bytes=17 * 2**30), "node.memory_available_bytes"),
         (replace(GOOD, backends=(Backend.CPU,) * 17), "node.backends"),
+        (replace(GOOD, speed=Speed(-1, 1)), "node.weight_bytes_per_second"),
+        (replace(GOOD, speed=Speed(10**17, 1)), "node.weight_bytes_per_second"),
+        (replace(GOOD, speed=Speed(1, -1)), "node.multiply_adds_per_second"),
+        (replace(GOOD, speed=Speed(1, 2 * 10**18)), "node.multiply_adds_per_second"),
+        (replace(GOOD, speed=Speed(0, 1)), "node.multiply_adds_per_second"),
+        (replace(GOOD, speed=Speed(1, 0)), "node.multiply_adds_per_second"),
     ],
 )
 def test_bad_nodes(bad: Node, field: str) -> None:

@@ -206,6 +206,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Example: {"sharding": "TENSOR", "min_node_count": "3", "accepted_sizes": "1,2", "hidden_size":
     "2048", "key_value_head_count": "2"}
     """
+    ERROR_REASON_NOT_CALIBRATED: _ErrorReason.ValueType  # 309
+    """An objective is asked for, and the nodes and links whose speed is known are not enough for a
+    ring. FAILED_PRECONDITION. `node_ids` are the first of `node_count` usable nodes that are not
+    calibrated, `unmeasured_pairs` some pairs linked both ways whose links are not measured.
+    Do: Wait until these nodes, once idle, have calibrated themselves, exclude them, or ask without
+    an objective.
+    Example: {"node_ids": "77c1...", "node_count": "1", "unmeasured_pairs": "0f3a->77c1"}
+    """
     ERROR_REASON_INSTANCE_NOT_FOUND: _ErrorReason.ValueType  # 400
     """This node knows no such instance. NOT_FOUND.
     Do: See what runs with `shardring ps`.
@@ -474,6 +482,14 @@ ERROR_REASON_SHARDING_UNSUPPORTED: ErrorReason.ValueType  # 308
 Do: Ask for one of the accepted sizes, or for pipeline sharding.
 Example: {"sharding": "TENSOR", "min_node_count": "3", "accepted_sizes": "1,2", "hidden_size":
 "2048", "key_value_head_count": "2"}
+"""
+ERROR_REASON_NOT_CALIBRATED: ErrorReason.ValueType  # 309
+"""An objective is asked for, and the nodes and links whose speed is known are not enough for a
+ring. FAILED_PRECONDITION. `node_ids` are the first of `node_count` usable nodes that are not
+calibrated, `unmeasured_pairs` some pairs linked both ways whose links are not measured.
+Do: Wait until these nodes, once idle, have calibrated themselves, exclude them, or ask without
+an objective.
+Example: {"node_ids": "77c1...", "node_count": "1", "unmeasured_pairs": "0f3a->77c1"}
 """
 ERROR_REASON_INSTANCE_NOT_FOUND: ErrorReason.ValueType  # 400
 """This node knows no such instance. NOT_FOUND.

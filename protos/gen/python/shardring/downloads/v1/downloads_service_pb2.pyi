@@ -513,7 +513,7 @@ class AssignSourcesRequest(_message.Message):
     commit: _builtins.str
     """The commit."""
     max_count: _builtins.int
-    """How many it would begin now, at most."""
+    """How many it would begin now, at most: 1 to 64, or 0 when it asks for none."""
     @_builtins.property
     def file_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Files it still needs and is not fetching, the ones to begin with first."""
@@ -1075,7 +1075,7 @@ Global___AttachWorkerResponse: _TypeAlias = AttachWorkerResponse  # noqa: Y015
 
 @_typing.final
 class WorkerWelcome(_message.Message):
-    """The service's first message to a worker."""
+    """The service's first message to a worker, and again when what it says changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

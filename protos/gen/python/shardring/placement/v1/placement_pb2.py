@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from shardring.common.v1 import common_pb2 as shardring_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&shardring/placement/v1/placement.proto\x12\x16shardring.placement.v1\x1a\x1egoogle/protobuf/duration.proto\x1a shardring/common/v1/common.proto\"\x99\x02\n\tPlacement\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\x12\x13\n\x0blayer_count\x18\x03 \x01(\x05\x12\x35\n\x05ranks\x18\x04 \x03(\x0b\x32&.shardring.placement.v1.RankAssignment\x12\x35\n\x05score\x18\x05 \x01(\x0b\x32&.shardring.placement.v1.PlacementScore\x12/\n\x08sharding\x18\x06 \x01(\x0e\x32\x1d.shardring.common.v1.Sharding\x12\x36\n\x0cring_backend\x18\x07 \x01(\x0e\x32 .shardring.common.v1.RingBackend\"\xd9\x02\n\x0eRankAssignment\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\x30\n\tendpoints\x18\x04 \x03(\x0b\x32\x1d.shardring.common.v1.Endpoint\x12/\n\x06layers\x18\x05 \x01(\x0b\x32\x1f.shardring.common.v1.LayerRange\x12\r\n\x05hosts\x18\x06 \x03(\t\x12\x14\n\x0cweight_bytes\x18\x07 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x08 \x01(\x03\x12-\n\x07\x62\x61\x63kend\x18\t \x01(\x0e\x32\x1c.shardring.common.v1.Backend\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\n \x01(\x03\x12\x14\n\x0crdma_devices\x18\x0b \x03(\t\x12\x13\n\x0b\x63oordinator\x18\x0c \x01(\t\"\x86\x02\n\x0ePlacementScore\x12\x12\n\nnode_count\x18\x01 \x01(\x05\x12\x10\n\x08has_leaf\x18\x02 \x01(\x08\x12\x16\n\x0e\x64ownload_score\x18\x03 \x01(\x01\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x03\x12\x17\n\x0f\x63\x61ndidate_count\x18\x05 \x01(\x03\x12\x16\n\x0eproven_optimal\x18\x06 \x01(\x08\x12\x30\n\x0bslowest_hop\x18\x07 \x01(\x0b\x32\x1b.shardring.placement.v1.Hop\x12\x33\n\trunner_up\x18\x08 \x01(\x0b\x32 .shardring.placement.v1.RunnerUp\"b\n\x03Hop\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12\x14\n\x0csink_node_id\x18\x02 \x01(\t\x12-\n\nround_trip\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x08RunnerUp\x12\x10\n\x08node_ids\x18\x01 \x03(\t\x12\x16\n\x0e\x64ownload_score\x18\x02 \x01(\x01\x12\x1e\n\x16memory_available_bytes\x18\x03 \x01(\x03\x12-\n\x07lost_by\x18\x04 \x01(\x0e\x32\x1c.shardring.placement.v1.Rule*w\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\r\n\tRULE_LEAF\x10\x01\x12\x17\n\x13RULE_DOWNLOAD_SCORE\x10\x02\x12\x0f\n\x0bRULE_MEMORY\x10\x03\x12\r\n\tRULE_HOPS\x10\x04\x12\x11\n\rRULE_NODE_IDS\x10\x05\x42p\n\x1a\x64\x65v.shardring.placement.v1P\x01Z7shardring.dev/gen/go/shardring/placement/v1;placementv1\xaa\x02\x16Shardring.Placement.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&shardring/placement/v1/placement.proto\x12\x16shardring.placement.v1\x1a\x1egoogle/protobuf/duration.proto\x1a shardring/common/v1/common.proto\"\xda\x02\n\tPlacement\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\x12\x13\n\x0blayer_count\x18\x03 \x01(\x05\x12\x35\n\x05ranks\x18\x04 \x03(\x0b\x32&.shardring.placement.v1.RankAssignment\x12\x35\n\x05score\x18\x05 \x01(\x0b\x32&.shardring.placement.v1.PlacementScore\x12/\n\x08sharding\x18\x06 \x01(\x0e\x32\x1d.shardring.common.v1.Sharding\x12\x36\n\x0cring_backend\x18\x07 \x01(\x0e\x32 .shardring.common.v1.RingBackend\x12?\n\x0fpredicted_speed\x18\x08 \x01(\x0b\x32&.shardring.placement.v1.PredictedSpeed\"\xdf\x01\n\x0ePredictedSpeed\x12\x31\n\x0e\x64\x65\x63ode_latency\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11tokens_per_second\x18\x02 \x01(\x01\x12$\n\x1cthroughput_tokens_per_second\x18\x03 \x01(\x01\x12\x36\n\x07slowest\x18\x04 \x01(\x0b\x32%.shardring.placement.v1.PredictedPart\x12!\n\x19prefill_tokens_per_second\x18\x05 \x01(\x01\"j\n\rPredictedPart\x12\x14\n\nstage_rank\x18\x01 \x01(\x05H\x00\x12\x12\n\x08hop_rank\x18\x02 \x01(\x05H\x00\x12\'\n\x04time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\n\x04part\"\xd9\x02\n\x0eRankAssignment\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\x30\n\tendpoints\x18\x04 \x03(\x0b\x32\x1d.shardring.common.v1.Endpoint\x12/\n\x06layers\x18\x05 \x01(\x0b\x32\x1f.shardring.common.v1.LayerRange\x12\r\n\x05hosts\x18\x06 \x03(\t\x12\x14\n\x0cweight_bytes\x18\x07 \x01(\x03\x12\x1e\n\x16memory_available_bytes\x18\x08 \x01(\x03\x12-\n\x07\x62\x61\x63kend\x18\t \x01(\x0e\x32\x1c.shardring.common.v1.Backend\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\n \x01(\x03\x12\x14\n\x0crdma_devices\x18\x0b \x03(\t\x12\x13\n\x0b\x63oordinator\x18\x0c \x01(\t\"\x86\x02\n\x0ePlacementScore\x12\x12\n\nnode_count\x18\x01 \x01(\x05\x12\x10\n\x08has_leaf\x18\x02 \x01(\x08\x12\x16\n\x0e\x64ownload_score\x18\x03 \x01(\x01\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x03\x12\x17\n\x0f\x63\x61ndidate_count\x18\x05 \x01(\x03\x12\x16\n\x0eproven_optimal\x18\x06 \x01(\x08\x12\x30\n\x0bslowest_hop\x18\x07 \x01(\x0b\x32\x1b.shardring.placement.v1.Hop\x12\x33\n\trunner_up\x18\x08 \x01(\x0b\x32 .shardring.placement.v1.RunnerUp\"b\n\x03Hop\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12\x14\n\x0csink_node_id\x18\x02 \x01(\t\x12-\n\nround_trip\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x08RunnerUp\x12\x10\n\x08node_ids\x18\x01 \x03(\t\x12\x16\n\x0e\x64ownload_score\x18\x02 \x01(\x01\x12\x1e\n\x16memory_available_bytes\x18\x03 \x01(\x03\x12-\n\x07lost_by\x18\x04 \x01(\x0e\x32\x1c.shardring.placement.v1.Rule*^\n\tObjective\x12\x19\n\x15OBJECTIVE_UNSPECIFIED\x10\x00\x12\x1c\n\x18OBJECTIVE_DECODE_LATENCY\x10\x01\x12\x18\n\x14OBJECTIVE_THROUGHPUT\x10\x02*w\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\r\n\tRULE_LEAF\x10\x01\x12\x17\n\x13RULE_DOWNLOAD_SCORE\x10\x02\x12\x0f\n\x0bRULE_MEMORY\x10\x03\x12\r\n\tRULE_HOPS\x10\x04\x12\x11\n\rRULE_NODE_IDS\x10\x05\x42p\n\x1a\x64\x65v.shardring.placement.v1P\x01Z7shardring.dev/gen/go/shardring/placement/v1;placementv1\xaa\x02\x16Shardring.Placement.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,22 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardring.placement.v1.plac
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\032dev.shardring.placement.v1P\001Z7shardring.dev/gen/go/shardring/placement/v1;placementv1\252\002\026Shardring.Placement.V1'
-  _globals['_RULE']._serialized_start=1263
-  _globals['_RULE']._serialized_end=1382
+  _globals['_OBJECTIVE']._serialized_start=1662
+  _globals['_OBJECTIVE']._serialized_end=1756
+  _globals['_RULE']._serialized_start=1758
+  _globals['_RULE']._serialized_end=1877
   _globals['_PLACEMENT']._serialized_start=133
-  _globals['_PLACEMENT']._serialized_end=414
-  _globals['_RANKASSIGNMENT']._serialized_start=417
-  _globals['_RANKASSIGNMENT']._serialized_end=762
-  _globals['_PLACEMENTSCORE']._serialized_start=765
-  _globals['_PLACEMENTSCORE']._serialized_end=1027
-  _globals['_HOP']._serialized_start=1029
-  _globals['_HOP']._serialized_end=1127
-  _globals['_RUNNERUP']._serialized_start=1130
-  _globals['_RUNNERUP']._serialized_end=1261
+  _globals['_PLACEMENT']._serialized_end=479
+  _globals['_PREDICTEDSPEED']._serialized_start=482
+  _globals['_PREDICTEDSPEED']._serialized_end=705
+  _globals['_PREDICTEDPART']._serialized_start=707
+  _globals['_PREDICTEDPART']._serialized_end=813
+  _globals['_RANKASSIGNMENT']._serialized_start=816
+  _globals['_RANKASSIGNMENT']._serialized_end=1161
+  _globals['_PLACEMENTSCORE']._serialized_start=1164
+  _globals['_PLACEMENTSCORE']._serialized_end=1426
+  _globals['_HOP']._serialized_start=1428
+  _globals['_HOP']._serialized_end=1526
+  _globals['_RUNNERUP']._serialized_start=1529
+  _globals['_RUNNERUP']._serialized_end=1660
 # @@protoc_insertion_point(module_scope)

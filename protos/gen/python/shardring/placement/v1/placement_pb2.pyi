@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Objective:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ObjectiveEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Objective.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OBJECTIVE_UNSPECIFIED: _Objective.ValueType  # 0
+    """Not stated: the fewest nodes, then leaf, download, memory and hops, as in PlacementScore."""
+    OBJECTIVE_DECODE_LATENCY: _Objective.ValueType  # 1
+    """The shortest predicted `decode_latency`."""
+    OBJECTIVE_THROUGHPUT: _Objective.ValueType  # 2
+    """The greatest predicted `throughput_tokens_per_second`."""
+
+class Objective(_Objective, metaclass=_ObjectiveEnumTypeWrapper):
+    """What a placement is to be best at."""
+
+OBJECTIVE_UNSPECIFIED: Objective.ValueType  # 0
+"""Not stated: the fewest nodes, then leaf, download, memory and hops, as in PlacementScore."""
+OBJECTIVE_DECODE_LATENCY: Objective.ValueType  # 1
+"""The shortest predicted `decode_latency`."""
+OBJECTIVE_THROUGHPUT: Objective.ValueType  # 2
+"""The greatest predicted `throughput_tokens_per_second`."""
+Global___Objective: _TypeAlias = Objective  # noqa: Y015
+
 class _Rule:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -70,6 +94,7 @@ class Placement(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     SHARDING_FIELD_NUMBER: _builtins.int
     RING_BACKEND_FIELD_NUMBER: _builtins.int
+    PREDICTED_SPEED_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name of the model."""
     commit: _builtins.str
@@ -88,6 +113,12 @@ class Placement(_message.Message):
     def score(self) -> Global___PlacementScore:
         """Why this ring was chosen."""
 
+    @_builtins.property
+    def predicted_speed(self) -> Global___PredictedSpeed:
+        """How fast it should be. Absent unless every node of the ring is calibrated and every hop
+        measured; also with TENSOR and JACCL, which are not predicted.
+        """
+
     def __init__(
         self,
         *,
@@ -98,14 +129,95 @@ class Placement(_message.Message):
         score: Global___PlacementScore | None = ...,
         sharding: _common_pb2.Sharding.ValueType = ...,
         ring_backend: _common_pb2.RingBackend.ValueType = ...,
+        predicted_speed: Global___PredictedSpeed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["score", b"score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["predicted_speed", b"predicted_speed", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "layer_count", b"layer_count", "model_id", b"model_id", "ranks", b"ranks", "ring_backend", b"ring_backend", "score", b"score", "sharding", b"sharding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "layer_count", b"layer_count", "model_id", b"model_id", "predicted_speed", b"predicted_speed", "ranks", b"ranks", "ring_backend", b"ring_backend", "score", b"score", "sharding", b"sharding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Placement: _TypeAlias = Placement  # noqa: Y015
+
+@_typing.final
+class PredictedSpeed(_message.Message):
+    """How fast a placement should be, from what its nodes and links were measured to do. Weights are
+    read once for each token of each request.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECODE_LATENCY_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    SLOWEST_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    tokens_per_second: _builtins.float
+    """Tokens per second that a single request gets: one over `decode_latency`."""
+    throughput_tokens_per_second: _builtins.float
+    """Tokens per second of all requests together when every stage is kept busy: one over the time of
+    `slowest`.
+    """
+    prefill_tokens_per_second: _builtins.float
+    """Prompt tokens per second of a single request. 0: not known, as for quantised weights."""
+    @_builtins.property
+    def decode_latency(self) -> _duration_pb2.Duration:
+        """From one token of a request to its next: every stage and every hop, one after the other."""
+
+    @_builtins.property
+    def slowest(self) -> Global___PredictedPart:
+        """The stage or hop that takes longest, which bounds the throughput."""
+
+    def __init__(
+        self,
+        *,
+        decode_latency: _duration_pb2.Duration | None = ...,
+        tokens_per_second: _builtins.float = ...,
+        throughput_tokens_per_second: _builtins.float = ...,
+        slowest: Global___PredictedPart | None = ...,
+        prefill_tokens_per_second: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_latency", b"decode_latency", "slowest", b"slowest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_latency", b"decode_latency", "prefill_tokens_per_second", b"prefill_tokens_per_second", "slowest", b"slowest", "throughput_tokens_per_second", b"throughput_tokens_per_second", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PredictedSpeed: _TypeAlias = PredictedSpeed  # noqa: Y015
+
+@_typing.final
+class PredictedPart(_message.Message):
+    """A stage, or a hop to the next rank, of a placement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_RANK_FIELD_NUMBER: _builtins.int
+    HOP_RANK_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    stage_rank: _builtins.int
+    """The stage of this rank."""
+    hop_rank: _builtins.int
+    """The hop from this rank to the next; from the last one to rank 0."""
+    @_builtins.property
+    def time(self) -> _duration_pb2.Duration:
+        """How long it takes for one token."""
+
+    def __init__(
+        self,
+        *,
+        stage_rank: _builtins.int = ...,
+        hop_rank: _builtins.int = ...,
+        time: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hop_rank", b"hop_rank", "part", b"part", "stage_rank", b"stage_rank", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop_rank", b"hop_rank", "part", b"part", "stage_rank", b"stage_rank", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["stage_rank", "hop_rank"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___PredictedPart: _TypeAlias = PredictedPart  # noqa: Y015
 
 @_typing.final
 class RankAssignment(_message.Message):
@@ -190,7 +302,9 @@ Global___RankAssignment: _TypeAlias = RankAssignment  # noqa: Y015
 
 @_typing.final
 class PlacementScore(_message.Message):
-    """The parts of the choice, in the order they count."""
+    """The parts of the choice, in the order they count. With an objective the predicted speed counts
+    instead.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -220,7 +334,9 @@ class PlacementScore(_message.Message):
 
     @_builtins.property
     def runner_up(self) -> Global___RunnerUp:
-        """The best other ring of the same size that was found. Absent when none was, and in previews."""
+        """The best other ring of the same size that was found. Absent when none was, in previews, and
+        with an objective.
+        """
 
     def __init__(
         self,

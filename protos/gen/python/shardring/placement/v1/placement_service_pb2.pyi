@@ -134,6 +134,7 @@ class PlaceRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SHARDING_FIELD_NUMBER: _builtins.int
     RING_BACKEND_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name of the model."""
     revision: _builtins.str
@@ -146,6 +147,10 @@ class PlaceRequest(_message.Message):
     """How to cut the model."""
     ring_backend: _common_pb2.RingBackend.ValueType
     """What is to carry messages between ranks."""
+    objective: _placement_pb2.Objective.ValueType
+    """What the placement is to be best at: the split follows speed then, and the ring may be of any
+    size that the constraints allow. Other than UNSPECIFIED only with PIPELINE on the MLX_RING.
+    """
     @_builtins.property
     def constraints(self) -> Global___PlacementConstraints:
         """What to hold to."""
@@ -159,10 +164,11 @@ class PlaceRequest(_message.Message):
         request_id: _builtins.str = ...,
         sharding: _common_pb2.Sharding.ValueType = ...,
         ring_backend: _common_pb2.RingBackend.ValueType = ...,
+        objective: _placement_pb2.Objective.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "request_id", b"request_id", "revision", b"revision", "ring_backend", b"ring_backend", "sharding", b"sharding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "objective", b"objective", "request_id", b"request_id", "revision", b"revision", "ring_backend", b"ring_backend", "sharding", b"sharding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,6 +209,7 @@ class PreviewPlacementsRequest(_message.Message):
     CONSTRAINTS_FIELD_NUMBER: _builtins.int
     SHARDING_FIELD_NUMBER: _builtins.int
     RING_BACKEND_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name of the model."""
     revision: _builtins.str
@@ -211,6 +218,8 @@ class PreviewPlacementsRequest(_message.Message):
     """Only this way to cut the model. UNSPECIFIED: each way."""
     ring_backend: _common_pb2.RingBackend.ValueType
     """Only this backend. UNSPECIFIED: each."""
+    objective: _placement_pb2.Objective.ValueType
+    """As in PlaceRequest, for each ring size. Other than UNSPECIFIED: PIPELINE on the MLX_RING only."""
     @_builtins.property
     def constraints(self) -> Global___PlacementConstraints:
         """What to hold to."""
@@ -223,10 +232,11 @@ class PreviewPlacementsRequest(_message.Message):
         constraints: Global___PlacementConstraints | None = ...,
         sharding: _common_pb2.Sharding.ValueType = ...,
         ring_backend: _common_pb2.RingBackend.ValueType = ...,
+        objective: _placement_pb2.Objective.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "revision", b"revision", "ring_backend", b"ring_backend", "sharding", b"sharding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints", "model_id", b"model_id", "objective", b"objective", "revision", b"revision", "ring_backend", b"ring_backend", "sharding", b"sharding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

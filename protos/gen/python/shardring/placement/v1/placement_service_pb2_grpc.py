@@ -54,7 +54,7 @@ class PlacementServiceServicer:
     def Place(self, request, context):
         """Decides. The same request on the same cluster state gets the same answer.
         Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
         ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
         SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
         """

@@ -36,7 +36,7 @@ class PlacementServiceStub:
     Place: _grpc.UnaryUnaryMultiCallable[_placement_service_pb2.PlaceRequest, _placement_service_pb2.PlaceResponse]
     """Decides. The same request on the same cluster state gets the same answer.
     Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
     ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
     SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
     """
@@ -54,7 +54,7 @@ class PlacementServiceAsyncStub(PlacementServiceStub):
     Place: _aio.UnaryUnaryMultiCallable[_placement_service_pb2.PlaceRequest, _placement_service_pb2.PlaceResponse]  # type: ignore[assignment]
     """Decides. The same request on the same cluster state gets the same answer.
     Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+    NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
     ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
     SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
     """
@@ -75,7 +75,7 @@ class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_placement_service_pb2.PlaceResponse, _abc.Awaitable[_placement_service_pb2.PlaceResponse]]:
         """Decides. The same request on the same cluster state gets the same answer.
         Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
-        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED,
+        NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
         ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING;
         SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
         """

@@ -214,6 +214,8 @@ class Node(_message.Message):
     MACHINE_FINGERPRINT_FIELD_NUMBER: _builtins.int
     RDMA_FIELD_NUMBER: _builtins.int
     THUNDERBOLT_PORTS_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MULTIPLY_ADDS_PER_SECOND_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Made once by the node and kept on its disk."""
     name: _builtins.str
@@ -225,6 +227,14 @@ class Node(_message.Message):
     machine_fingerprint: _builtins.str
     """Tells this machine and data folder from any other. Reports with another one are refused while
     the node is alive. Of no meaning in itself. Empty: not known.
+    """
+    weight_bytes_per_second: _builtins.int
+    """Bytes of weights that the node really reads per second while it computes one token, as its
+    runner measured once, with `multiply_adds_per_second`. 0: not calibrated.
+    """
+    multiply_adds_per_second: _builtins.int
+    """Multiply-adds per second that it really reaches in matrix products as a prompt needs them.
+    0: not calibrated.
     """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
@@ -269,10 +279,12 @@ class Node(_message.Message):
         machine_fingerprint: _builtins.str = ...,
         rdma: Global___Rdma | None = ...,
         thunderbolt_ports: _abc.Iterable[Global___ThunderboltPort] | None = ...,
+        weight_bytes_per_second: _builtins.int = ...,
+        multiply_adds_per_second: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_report_time", b"last_report_time", "rdma", b"rdma", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backends", b"backends", "endpoints", b"endpoints", "interfaces", b"interfaces", "last_report_time", b"last_report_time", "machine_fingerprint", b"machine_fingerprint", "memory_available_bytes", b"memory_available_bytes", "memory_total_bytes", b"memory_total_bytes", "name", b"name", "node_id", b"node_id", "rdma", b"rdma", "start_time", b"start_time", "thunderbolt_ports", b"thunderbolt_ports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backends", b"backends", "endpoints", b"endpoints", "interfaces", b"interfaces", "last_report_time", b"last_report_time", "machine_fingerprint", b"machine_fingerprint", "memory_available_bytes", b"memory_available_bytes", "memory_total_bytes", b"memory_total_bytes", "multiply_adds_per_second", b"multiply_adds_per_second", "name", b"name", "node_id", b"node_id", "rdma", b"rdma", "start_time", b"start_time", "thunderbolt_ports", b"thunderbolt_ports", "weight_bytes_per_second", b"weight_bytes_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
