@@ -62,7 +62,25 @@ class Downloads:
         worker = self._fleet.worker(node_id)
         download_id = f"d-{secrets.token_hex(6)}"
         download = await worker.start_download(download_id, model_id, revision, layers, instance_id)
+        if not instance_id:
+            self._fleet.wanted.add(download.download_id)
         return self._fleet.downloads.get(download.download_id, download)
+
+    async def go_on(self, node_id: str) -> None:
+        """Begin again what a node that attached left unfinished and a person wants."""
+        if (node := self._fleet.nodes.get(node_id)) is None:
+            return
+        while node.interrupted:
+            lost = node.interrupted.pop(0)
+            asked = (lost.download_id, lost.model_id, lost.revision, lost.layers, "")
+            try:
+                begun = await node.worker.start_download(*asked)
+            except ShardringError as error:
+                self._fleet.fail(lost, error)
+                continue
+            if begun.download_id != lost.download_id:
+                why = f"Its node already fetches the same as {begun.download_id}: follow that."
+                self._fleet.fail(lost, ShardringError(Reason.DOWNLOAD_FAILED, why))
 
     def get(self, download_id: str) -> Download:
         """Return one download."""
@@ -117,6 +135,8 @@ class Downloads:
         """Stop a download and keep what it fetched; with an instance only withdraw its wish."""
         check_instance_id(instance_id)
         download = self.get(download_id)
+        if not instance_id:
+            self._fleet.wanted.discard(download_id)
         if not download.live:
             return download
         return await self._fleet.worker(download.node_id).cancel_download(download_id, instance_id)

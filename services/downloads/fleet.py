@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,6 +70,8 @@ class AttachedNode:
     worker: Worker
     cached: dict[tuple[str, str], CachedModel] = field(default_factory=dict)
     disk_available_bytes: int = 0
+    # What an earlier worker of the node left unfinished and a person wants: to be begun again.
+    interrupted: list[Download] = field(default_factory=list)
 
 
 class Fleet:
@@ -78,12 +80,17 @@ class Fleet:
     A node that detaches takes its cached models with it at once: nobody can say what its disk
     holds. Its unfinished downloads stay as last reported, with speed 0, for `away_seconds`; then
     they are FAILED. When it attaches again its own list decides: a download it still works on
-    goes on, even one that was given up, and an unfinished one it does not list is FAILED.
+    goes on, even one that was given up. An unfinished one that it does not list is FAILED, unless
+    a person wants it: then it is PENDING, to be begun again.
     """
 
     def __init__(self, watchers: Watchers, *, away_seconds: float = AWAY_SECONDS) -> None:
         self.nodes: dict[str, AttachedNode] = {}
         self.downloads: dict[str, Download] = {}
+        # Downloads that a person asked for, rather than an instance, which ends with its node.
+        self.wanted: set[str] = set()
+        # Wanted ones whose node stayed away too long.
+        self._given_up: set[str] = set()
         # Least time between two reports about one download, as all workers are told.
         self.report_seconds = MIN_REPORT_SECONDS
         # What attached nodes have on disk, and all live downloads.
@@ -114,7 +121,10 @@ class Fleet:
         for model in cached:
             self.put_cached(node_id, model)
         listed = {download.download_id: download for download in downloads}
-        self._give_up(node_id, listed, "The node's downloads worker was restarted.")
+        interrupted = self._interrupted(node_id, listed)
+        self.nodes[node_id].interrupted = interrupted
+        kept = listed.keys() | {download.download_id for download in interrupted}
+        self._give_up(node_id, kept, "The node's downloads worker was restarted.")
         for download in listed.values():
             self.put(download)
         logger.info("Node %s attached with %d models", node_id, len(self.nodes[node_id].cached))
@@ -180,6 +190,8 @@ class Fleet:
             ended = [entry for entry in self.downloads.values() if not entry.live]
             for old in ended[: max(0, len(ended) - MAX_ENDED)]:
                 del self.downloads[old.download_id]
+                self.wanted.discard(old.download_id)
+                self._given_up.discard(old.download_id)
         self._watchers.publish([download.download_id])
 
     def of(self, *, node_id: str = "", model_id: str = "") -> list[Download]:
@@ -223,23 +235,49 @@ class Fleet:
 
     def _stayed_away(self, node_id: str) -> None:
         del self._away[node_id]
-        self._give_up(node_id, {}, f"The node has been away for {self._away_seconds:.0f} s.")
+        live = {d.download_id for d in self.of(node_id=node_id) if d.live}
+        self._given_up |= live & self.wanted
+        self._give_up(node_id, (), f"The node has been away for {self._away_seconds:.0f} s.")
 
-    def _give_up(self, node_id: str, except_for: dict[str, Download], why: str) -> None:
+    def _interrupted(self, node_id: str, listed: Collection[str]) -> list[Download]:
+        """Return what a node that attaches has to begin again, PENDING from now on."""
+        found = []
+        for download in self.of(node_id=node_id):
+            name = download.download_id
+            unfinished = download.live or name in self._given_up
+            if name in self.wanted and unfinished and name not in listed:
+                again = dataclasses.replace(
+                    download.at_rest(),
+                    state=DownloadState.PENDING,
+                    error=None,
+                    update_time=time.time(),
+                )
+                self.put(again)
+                found.append(again)
+            self._given_up.discard(name)
+        return found
+
+    def _give_up(self, node_id: str, except_for: Collection[str], why: str) -> None:
         for download in self.of(node_id=node_id):
             if not download.live or download.download_id in except_for:
                 continue
-            error = ShardringError(
-                Reason.DOWNLOAD_FAILED,
-                f"{why} What was fetched is on its disk: start the download again to go on.",
-                metadata={"download_id": download.download_id, "node_id": node_id},
+            self.fail(
+                download,
+                ShardringError(
+                    Reason.DOWNLOAD_FAILED,
+                    f"{why} What was fetched is on its disk: start the download again to go on.",
+                    metadata={"download_id": download.download_id, "node_id": node_id},
+                ),
             )
-            self.put(
-                dataclasses.replace(
-                    download,
-                    state=DownloadState.FAILED,
-                    error=error,
-                    bytes_per_second=0,
-                    update_time=time.time(),
-                )
+
+    def fail(self, download: Download, error: ShardringError) -> None:
+        """Note that a download came to nothing."""
+        self.put(
+            dataclasses.replace(
+                download,
+                state=DownloadState.FAILED,
+                error=error,
+                bytes_per_second=0,
+                update_time=time.time(),
             )
+        )

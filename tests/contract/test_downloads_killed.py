@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from services.common.addresses import HostPort
+from shardring.common.v1.common_pb2 import LayerRange
 from shardring.downloads.v1 import downloads_pb2
 from shardring.downloads.v1 import downloads_service_pb2 as pb
 from tests.contract.downloads_lab import eventually, lab
@@ -104,3 +105,33 @@ async def test_ten_kills_ten_whole_models(
             await here.remote.unary(here.stub.DeleteModel, request, timeout=10)
         async with killed_at_last(running):
             pass
+
+
+async def test_a_node_that_restarts_goes_on_by_itself(
+    service: HostPort, hub: FaultyHub, tmp_path: Path
+) -> None:
+    cache = tmp_path / "hub"
+    async with lab(service, tmp_path, hub.endpoint) as here:
+        async with killed_at_last(await worker(service, cache, hub.endpoint)) as first:
+            await eventually(lambda: here.attached(NODE))
+            started = await here.start(NODE, MODEL)
+            request = pb.StartDownloadRequest(
+                node_id=NODE, model_id=MODEL, layers=LayerRange(start=0, end=1), instance_id="i-1"
+            )
+            for_instance = await here.remote.unary(here.stub.StartDownload, request, timeout=10)
+            async with asyncio.timeout(20):
+                while on_disk(cache) < LAYER_BYTES:
+                    await asyncio.sleep(0.01)
+            first.kill()
+            await first.wait()
+        held = on_disk(cache)
+        assert held >= LAYER_BYTES
+        hub.seen.clear()
+        async with killed_at_last(await worker(service, cache, hub.endpoint)):
+            # Nobody asks again: whoever followed it follows on.
+            done = (await here.watch(started.download_id))[-1]
+            assert done.state == downloads_pb2.DOWNLOAD_STATE_COMPLETED, done.error
+            assert done.received_from_hub_bytes <= done.total_bytes - held // 2
+            # The instance ended with its node.
+            ended = await here.get(for_instance.download.download_id)
+            assert ended.state == downloads_pb2.DOWNLOAD_STATE_FAILED

@@ -147,6 +147,7 @@ class DownloadsServicer(DownloadsServiceServicer):
         if isinstance(replaced, WorkerSession):
             replaced.end(_replaced_by(session, replaced))
         listening = asyncio.create_task(session.listen(requests, self._fleet))
+        going_on = asyncio.create_task(self._downloads.go_on(session.node_id))
         try:
             async for command in session.commands():
                 yield command
@@ -156,7 +157,8 @@ class DownloadsServicer(DownloadsServiceServicer):
             self._fleet.detach(session.node_id, session)
             session.abandon()
             listening.cancel()
-            await asyncio.wait([listening])
+            going_on.cancel()
+            await asyncio.wait([listening, going_on])
 
     def end_sessions(self) -> None:
         """Tell every worker that this server stops."""

@@ -23,7 +23,6 @@ from services.placement.domain.refusals import (
 from services.placement.domain.request import Objective, PlacementRequest
 from services.placement.domain.runner_up import runner_up
 from services.placement.domain.search import (
-    PREVIEW_PARTS,
     PREVIEW_STEPS,
     TOTAL_STEPS,
     RingSearch,
@@ -96,7 +95,7 @@ def preview(
             asked = _asked(cluster, model, downloads, way)
         except ShardringError as error:
             raise while_gathering(cluster, error) from None
-        search = RingSearch(asked.candidates, asked.model, PREVIEW_PARTS)
+        search = RingSearch(asked.candidates, asked.model, max(2, len(cluster.nodes)))
         for size in range(1, len(cluster.nodes) + 1):
             outcome = _preview(asked, search, size, budget)
             if isinstance(outcome, ShardringError):

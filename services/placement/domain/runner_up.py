@@ -12,7 +12,7 @@ from services.placement.domain.search import RingSearch
 
 # How many of the ring's nodes are left out, one at a time, to find what would be placed then.
 MOST_LEFT_OUT = 4
-STEPS = 100_000
+STEPS = 20_000
 
 
 class LostBy(StrEnum):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from services.placement.domain.budget import Budget
+from services.placement.domain.budget import Budget, OutOfSteps
 from services.placement.domain.candidates import Candidates
 from services.placement.domain.demand import Demand, demand_of, sizes_allowed
 from services.placement.domain.heaviest_ring import Heaviest, heaviest_ring
@@ -18,10 +18,8 @@ from services.placement.domain.rings import Ring, RingQuestion, canonical, cycle
 TOTAL_STEPS = 2_000_000
 # ... and at least this much, enough to find an ordinary ring of any size.
 LEAST_STEPS = 6_000
-# Steps for all sizes of a preview together, beside the least for each, and the part of what is left
-# that one takes at most.
-PREVIEW_STEPS = 50_000
-PREVIEW_PARTS = 16
+# Steps for all sizes of a preview together, beside the least for each; all sizes get as many.
+PREVIEW_STEPS = 400_000
 # Of a size's steps, those for the order of hops, the last rule but one: a mesh has more good orders
 # than anyone can wait for.
 ORDER_STEPS = 200_000
@@ -160,16 +158,18 @@ def _best(
     question = replace(prepared.question, size=size, nodes=nodes)
     if required & ~nodes:
         return Found(size, None, True, 0)
-    if size == 1:
-        return _one_node(question, leaves)
-    if size == 2:
-        return _two_nodes(question, leaves)
-    # From three nodes on no ring holds a leaf: each node has two neighbours at least.
     steps = max(LEAST_STEPS, budget.remaining // parts)
     share = budget.part(steps)
-    blocks = [block for block in prepared.candidates.blocks(nodes) if block.bit_count() >= size]
-    questions = [replace(question, nodes=block) for block in blocks if not required & ~block]
-    found = best_ring(questions, share, order_matters=order_matters)
+    if size <= 2:
+        found = (
+            _one_node(question, leaves, share) if size == 1 else _two_nodes(question, leaves, share)
+        )
+    else:
+        # From three nodes on no ring holds a leaf: each node has two neighbours at least.
+        blocks = prepared.candidates.blocks(nodes)
+        large = [block for block in blocks if block.bit_count() >= size and not required & ~block]
+        questions = [replace(question, nodes=block) for block in large]
+        found = best_ring(questions, share, order_matters=order_matters)
     budget.take_back(share, steps)
     return replace(found, size=size)
 
@@ -178,16 +178,16 @@ def _by_number(net: Net, amount: Mapping[str, int]) -> list[int]:
     return [amount.get(node, 0) for node in net.ids]
 
 
-def _one_node(question: RingQuestion, leaves: int) -> Found:
+def _one_node(question: RingQuestion, leaves: int, budget: Budget) -> Found:
     def key(node: int) -> tuple[bool, int, int]:
         return (not leaves >> node & 1, -question.weight[node], node)
 
     nodes = [v for v in members(question.nodes) if not question.required & ~(1 << v)]
     ordered = sorted(nodes, key=key)
-    return _first_accepted(question, ((node,) for node in ordered))
+    return _first_accepted(question, ((node,) for node in ordered), budget)
 
 
-def _two_nodes(question: RingQuestion, leaves: int) -> Found:
+def _two_nodes(question: RingQuestion, leaves: int, budget: Budget) -> Found:
     """Pairs by class (with a leaf first), weight, hop and ids; those short of a need left out."""
     weight, required, net = question.weight, question.required, question.net
     tight = []
@@ -206,7 +206,7 @@ def _two_nodes(question: RingQuestion, leaves: int) -> Found:
             if not tight or all(amount[a] + amount[b] >= needed for amount, needed in tight):
                 plain = not a_leaf and not leaves >> b & 1
                 best_first.append((plain, -own - weight[b], hops[b], a, b))
-    return _first_accepted(question, _pairs(best_first))
+    return _first_accepted(question, _pairs(best_first), budget)
 
 
 def _pairs(keys: list[tuple[bool, int, int, int, int]]) -> Iterator[tuple[int, int]]:
@@ -217,13 +217,19 @@ def _pairs(keys: list[tuple[bool, int, int, int, int]]) -> Iterator[tuple[int, i
         yield from (key[3:] for key in keys[1:])
 
 
-def _first_accepted(question: RingQuestion, rings: Iterator[tuple[int, ...]]) -> Found:
+def _first_accepted(
+    question: RingQuestion, rings: Iterator[tuple[int, ...]], budget: Budget
+) -> Found:
     count = 0
     for ring in rings:
-        count += 1
         named = question.net.named(ring)
+        count += 1
         if question.accept(named):
             return Found(question.size, named, True, count)
+        try:
+            budget.spend(10)
+        except OutOfSteps:
+            return Found(question.size, None, False, count)
     return Found(question.size, None, True, count)
 
 

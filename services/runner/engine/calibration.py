@@ -34,10 +34,9 @@ _WINDOWS = 4
 def main() -> None:
     """Measure, one process of this machine at a time."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with _lock_file().open("rb") as lock:
-        # Nodes of a lab share one machine.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        print(json.dumps(measure(_matrix_count(psutil.virtual_memory().available))), flush=True)
+    # Nodes of a lab share one machine. The end of this process releases the lock.
+    fcntl.flock(_lock_file(), fcntl.LOCK_EX)
+    print(json.dumps(measure(_matrix_count(psutil.virtual_memory().available))), flush=True)
     # The thread still reads; there is nothing left to lose.
     os._exit(0)
 
@@ -89,10 +88,9 @@ def _matrix_count(free_bytes: int) -> int:
     return int(count)
 
 
-def _lock_file() -> Path:
+def _lock_file() -> int:
     path = Path(tempfile.gettempdir()) / f"shardring-calibration-{os.getuid()}.lock"
-    path.touch()
-    return path
+    return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def _end_with_parent() -> None:

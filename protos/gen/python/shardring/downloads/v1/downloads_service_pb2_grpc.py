@@ -31,8 +31,9 @@ class DownloadsServiceStub:
 
     While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
     unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
-    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
-    unfinished ones it does not list are FAILED.
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on.
+    Unfinished ones that it does not list, as after a restart of the node, are begun again under
+    their ids where a person asked for them; those that an instance asked for are FAILED.
     """
 
     def __init__(self, channel):
@@ -109,8 +110,9 @@ class DownloadsServiceServicer:
 
     While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
     unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
-    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
-    unfinished ones it does not list are FAILED.
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on.
+    Unfinished ones that it does not list, as after a restart of the node, are begun again under
+    their ids where a person asked for them; those that an instance asked for are FAILED.
     """
 
     def StartDownload(self, request, context):
@@ -297,8 +299,9 @@ class DownloadsService:
 
     While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
     unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
-    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
-    unfinished ones it does not list are FAILED.
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on.
+    Unfinished ones that it does not list, as after a restart of the node, are begun again under
+    their ids where a person asked for them; those that an instance asked for are FAILED.
     """
 
     @staticmethod

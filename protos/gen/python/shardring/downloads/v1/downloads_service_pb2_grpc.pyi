@@ -32,8 +32,9 @@ class DownloadsServiceStub:
 
     While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
     unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
-    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
-    unfinished ones it does not list are FAILED.
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on.
+    Unfinished ones that it does not list, as after a restart of the node, are begun again under
+    their ids where a person asked for them; those that an instance asked for are FAILED.
     """
 
     @_typing.overload
@@ -104,8 +105,9 @@ class DownloadsServiceAsyncStub(DownloadsServiceStub):
 
     While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
     unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
-    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
-    unfinished ones it does not list are FAILED.
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on.
+    Unfinished ones that it does not list, as after a restart of the node, are begun again under
+    their ids where a person asked for them; those that an instance asked for are FAILED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -172,8 +174,9 @@ class DownloadsServiceServicer(metaclass=_abc_1.ABCMeta):
 
     While a node's worker is not attached nothing is known of its disk: it has no fractions. Its
     unfinished downloads stay as last reported for 30 seconds, then they are FAILED with
-    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on,
-    unfinished ones it does not list are FAILED.
+    DOWNLOAD_FAILED. When it attaches again its own list decides: downloads it still works on go on.
+    Unfinished ones that it does not list, as after a restart of the node, are begun again under
+    their ids where a person asked for them; those that an instance asked for are FAILED.
     """
 
     @_abc_1.abstractmethod
