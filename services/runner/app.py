@@ -251,11 +251,11 @@ class Runner:
 
     def reserved_bytes(self) -> int:
         """Return the memory promised to live shards, taken or not."""
-        return sum(shard.rank.weight_bytes for shard in self._live())
+        return sum(shard.rank.promised_bytes for shard in self._live())
 
     def loaded_bytes(self) -> int:
         """Return how much of that they hold by now."""
-        return sum(min(s.rank.weight_bytes, s.mine.memory_bytes) for s in self._live())
+        return sum(min(s.rank.promised_bytes, s.mine.memory_bytes) for s in self._live())
 
     def generating(self) -> bool:
         """Say whether a request is being worked on by any shard of this node, head or not."""

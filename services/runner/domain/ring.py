@@ -22,6 +22,13 @@ class Rank:
     layers: tuple[int, int]
     hosts: tuple[str, ...]
     weight_bytes: int
+    # Set aside for key-value caches.
+    cache_bytes: int = 0
+
+    @property
+    def promised_bytes(self) -> int:
+        """The memory that nobody else may be promised."""
+        return self.weight_bytes + self.cache_bytes
 
     @property
     def ring_port(self) -> int | None:
@@ -98,6 +105,8 @@ def _check_node(field: str, rank: Rank) -> None:
         raise invalid_field(f"{field}.node_id", "", "a node id")
     if rank.weight_bytes < 0:
         raise invalid_field(f"{field}.weight_bytes", rank.weight_bytes, "0 or more")
+    if rank.cache_bytes < 0:
+        raise invalid_field(f"{field}.cache_bytes", rank.cache_bytes, "0 or more")
     if not rank.endpoints:
         raise invalid_field(f"{field}.endpoints", "none", "at least one")
     for index, endpoint in enumerate(rank.endpoints):

@@ -34,6 +34,7 @@ def ring_from_proto(placement: placement_pb2.Placement) -> Ring:
                 layers=(rank.layers.start, rank.layers.end),
                 hosts=tuple(rank.hosts),
                 weight_bytes=rank.weight_bytes,
+                cache_bytes=rank.cache_bytes,
             )
             for rank in placement.ranks
         ),
