@@ -1,7 +1,7 @@
 """Shardring to be measured: a lab cluster of real processes, seen by a gRPC client."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,18 +76,23 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    folder: Path, hub: Path, *nodes: str, calibrate: bool = False
+    folder: Path,
+    hub: Path,
+    *nodes: str,
+    calibrate: bool = False,
+    on_start: Callable[[str, int], None] = lambda name, pid: None,
 ) -> AsyncIterator[Cluster]:
     """Run hub, three services and these nodes, each a process of its own, with usual settings.
 
-    Unless they are to `calibrate` themselves, which would disturb what is measured.
+    Nodes do not `calibrate` themselves unless told to, for that would disturb what is measured.
+    `on_start` is given each node's name and process id as soon as it runs.
     """
     lab = Lab(folder, environment={**_NO_TRACING, "SHARDRING_CALIBRATE": str(int(calibrate))})
     client = Client(lab)
     try:
         await lab.start_control(hub, heartbeat_seconds=_HEARTBEAT_SECONDS)
         for name in nodes:
-            await lab.start_node(name)
+            on_start(name, (await lab.start_node(name)).pid)
         await client.node_ids(*nodes)
         yield Cluster(lab, client)
     finally:

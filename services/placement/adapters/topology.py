@@ -1,5 +1,7 @@
 """Reads the cluster from the topology service."""
 
+import asyncio
+
 from services.common import deadline
 from services.common.addresses import HostPort
 from services.common.channel import Remote
@@ -38,7 +40,8 @@ class TopologyClient:
             topology_service_pb2.GetTopologyRequest(),
             timeout=deadline.leaving_time(TIMEOUT_SECONDS),
         )
-        return cluster_from_proto(response.topology)
+        # Hundreds of nodes have tens of thousands of links: other calls go on meanwhile.
+        return await asyncio.to_thread(cluster_from_proto, response.topology)
 
 
 def cluster_from_proto(topology: topology_pb2.Topology) -> Cluster:

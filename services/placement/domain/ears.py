@@ -7,10 +7,12 @@ joined by force, and they go on from there.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 from services.placement.domain.budget import Budget, OutOfSteps
 from services.placement.domain.chance import Chance
+from services.placement.domain.hamilton import cycle_through
 from services.placement.domain.net import members, set_of
 from services.placement.domain.rings import RingQuestion
 
@@ -68,6 +70,10 @@ class EarSearch:
 
     def _start(self) -> list[int] | None:
         """Return a cycle with all required nodes, if it is easily made."""
+        if 2 * self.question.size > self.nodes.bit_count():
+            long = self._long()
+            if long is not None:
+                return long
         required = list(members(self.question.required))
         root = required[0] if required else max(members(self.nodes), key=self.weight.__getitem__)
         beside = next(members(self.near[root] & self.nodes))
@@ -81,6 +87,24 @@ class EarSearch:
                 return None
             if node not in cycle:
                 cycle = self._join(cycle, node)
+        return cycle
+
+    def _long(self) -> list[int] | None:
+        """Return a cycle of the length asked for, by rotations: exchanges get stuck before it."""
+        steps = self.budget.remaining // 2
+        part = self.budget.part(steps)
+        cycle: list[int] | None = None
+        with suppress(OutOfSteps):
+            cycle = cycle_through(
+                self.near,
+                self.nodes,
+                part,
+                self.chance,
+                size=self.question.size,
+                always=self.question.required,
+                rotations=steps,
+            )
+        self.budget.take_back(part, steps)
         return cycle
 
     def _join(self, cycle: list[int], node: int) -> list[int] | None:
@@ -133,17 +157,18 @@ class EarSearch:
         last = next((i for i in range(1, count) if self.question.required >> cycle[i] & 1), count)
         best, chosen = (-abs(count - size), 0), None
         for ear, end in self._ears(cycle[0], set_of(cycle)):
-            to = place[end] or count
             # The cycle may also be walked the other way; that is tried from the other end.
-            for until in (to,) if to <= last else ():
-                longer = count - (until - 1) + len(ear)
-                if longer < 3 or (count != size and abs(longer - size) >= abs(count - size)):
-                    continue
-                gained = sum(weight[v] for v in ear) - (before[until] - before[1])
-                rank = (-abs(longer - size), gained)
-                if rank > best:
-                    best, chosen = rank, [cycle[0], *ear, *cycle[until:]]
-        self.budget.spend(count)
+            to = place[end]
+            longer = count - (to - 1) + len(ear)
+            if to > last or longer < 3:
+                continue
+            if count != size and abs(longer - size) >= abs(count - size):
+                continue
+            gained = sum(weight[v] for v in ear) - (before[to] - before[1])
+            rank = (-abs(longer - size), gained)
+            if rank > best:
+                best, chosen = rank, [cycle[0], *ear, *cycle[to:]]
+        self.budget.spend(count // 2)
         return chosen
 
     def _ears(self, start: int, on: int) -> Iterator[tuple[Sequence[int], int]]:
@@ -152,7 +177,7 @@ class EarSearch:
         while waiting:
             ear, end = waiting.pop()
             homes = near[end] & on & ~(1 << start)
-            self.budget.spend(3 + 2 * homes.bit_count())
+            self.budget.spend(2 + homes.bit_count())
             for home in members(homes):
                 yield ear, home
             if len(ear) < _MOST_OUTSIDE:

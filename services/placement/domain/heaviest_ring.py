@@ -15,7 +15,7 @@ from services.placement.domain.walk import HeaviestWalk
 # Orders of the heaviest nodes that are tried where a model does not fit in one of them.
 _ORDERS = 3
 # Of the steps, the part for a first exact walk: it settles what is small.
-_WALK_PART = 6
+_WALK_PART = 4
 # Among more nodes an exact walk that did not end at once will not end at all.
 _LARGEST_WALKED = 40
 

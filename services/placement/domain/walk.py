@@ -8,6 +8,8 @@ from services.placement.domain.rings import RingQuestion
 
 # Larger rings would go too deep for a recursive walk, and it would not end in any case.
 LARGEST_SIZE = 250
+# So many times the nodes that are still to come are surely not cut off from the path's end.
+_AMPLE = 3
 
 
 class HeaviestWalk:
@@ -93,9 +95,13 @@ class HeaviestWalk:
         state = (on_path, last)
         if slots < 0 or state in self.seen:
             return
-        self.budget.spend(8 + size // 2 + left)
-        # What the end can still be joined by.
-        open_to = reach(self.near, self.allowed & ~on_path | 1 << last, last)
+        # What may still join: near enough to come home in time, and, where little is left, within
+        # reach of the end.
+        open_to = self.allowed & self.within[left] & ~on_path
+        self.budget.spend(4 + (size + left) // 4)
+        if open_to.bit_count() < _AMPLE * left:
+            self.budget.spend(open_to.bit_count() // 4)
+            open_to = reach(self.near, open_to | 1 << last, last)
         if self.required & ~on_path & ~open_to or not open_to & self.near[self.start]:
             return
         most = self._most(open_to, on_path, slots)
@@ -104,7 +110,7 @@ class HeaviestWalk:
         if not self._enough(open_to | on_path, held, slots):
             return
         rejected_before = self.rejected_count
-        joining = self.near[last] & open_to & ~on_path & self.within[left]
+        joining = self.near[last] & open_to & ~on_path
         for node in members(joining):
             if slots or self.required >> node & 1:
                 self._extend([*path, node], on_path | 1 << node)
