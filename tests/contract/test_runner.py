@@ -389,13 +389,3 @@ async def test_instances_are_listed_in_pages(nodes: list[Node], ring: Node) -> N
         bad = pb.ListInstancesRequest(page_token="nonsense")
         await ring.remote.unary(ring.instances.ListInstances, bad, timeout=5)
     assert refused(refusal, Reason.INVALID_FIELD)["field"] == "page_token"
-
-
-async def test_what_a_live_shard_was_promised_is_reserved() -> None:
-    async with three_nodes() as nodes:
-        placement = place(nodes[:1], [])
-        placement.ranks[0].cache_bytes = 500
-        await nodes[0].ready("one", placement)
-        assert nodes[0].runner.reserved_bytes() == 1000 + 500
-        await nodes[0].stop("one")
-        assert nodes[0].runner.reserved_bytes() == 0
