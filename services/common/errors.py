@@ -53,6 +53,7 @@ class Reason(StrEnum):
     TOO_FEW_LAYERS = auto()
     SHARDING_UNSUPPORTED = auto()
     NOT_CALIBRATED = auto()
+    LINKS_NOT_VERIFIED = auto()
 
     INSTANCE_NOT_FOUND = auto()
     INSTANCE_EXISTS = auto()

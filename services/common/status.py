@@ -56,6 +56,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.TOO_FEW_LAYERS: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SHARDING_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.NOT_CALIBRATED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.LINKS_NOT_VERIFIED: grpc.StatusCode.UNAVAILABLE,
     Reason.INSTANCE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.INSTANCE_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Reason.INSTANCE_NOT_READY: grpc.StatusCode.FAILED_PRECONDITION,

@@ -18,7 +18,7 @@ from services.placement.domain.cluster import Cluster, RingBackend
 from services.placement.domain.decide import Preview, place, preview
 from services.placement.domain.model import Model, Sharding
 from services.placement.domain.placement import Placement
-from services.placement.domain.refusals import check_cluster, while_gathering
+from services.placement.domain.refusals import check_cluster, for_now
 from services.placement.domain.request import PlacementRequest
 from services.placement.turns import Turns
 
@@ -109,7 +109,7 @@ class PlacementApp:
             try:
                 check_cluster(cluster, request)
             except ShardringError as refusal:
-                raise while_gathering(cluster, refusal) from None
+                raise for_now(cluster, refusal) from None
             return cluster, await model, await downloads
         finally:
             for task in (model, downloads):

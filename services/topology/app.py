@@ -65,9 +65,13 @@ class TopologyApp:
         start_ns: int | None,
         links: Sequence[Link],
         misdirections: Sequence[Misdirection],
+        *,
+        probing: bool = False,
     ) -> None:
         """Replace the links of one source; errors as Cluster.report_links."""
-        self._tell(self._cluster.report_links(source, start_ns, links, misdirections))
+        self._tell(
+            self._cluster.report_links(source, start_ns, links, misdirections, probing=probing)
+        )
 
     def remove_node(self, node_id: str) -> None:
         """Forget a node at once. Raises NODE_NOT_FOUND."""

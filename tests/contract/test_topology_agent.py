@@ -49,6 +49,11 @@ async def test_nodes_find_each_other_and_leave() -> None:
             assert link.sink_address == "127.0.0.1"
             assert link.kind == topology_pb2.INTERFACE_KIND_VIRTUAL
             assert 0 < link.round_trip.nanos < 1_000_000_000
+
+        async def all_asked() -> bool:
+            return not (await client.get()).topology.probing_node_ids
+
+        await eventually(all_asked)
         await nodes[2].leave()
         # Gone at once, not when the lease ends.
         assert await client.node_ids() == {"a", "b"}

@@ -59,6 +59,7 @@ def cluster_from_proto(topology: topology_pb2.Topology) -> Cluster:
             for link in topology.links
         ),
         gathering=topology.gathering,
+        probing=topology.probing_node_ids,
     )
 
 

@@ -120,6 +120,8 @@ class Cluster:
     links: tuple[Link, ...]
     # True while the topology service waits for nodes to report after a restart.
     gathering: bool = False
+    # Nodes that came just now, whose links may not be all verified yet.
+    probing: tuple[str, ...] = ()
     # What hops are judged by: a message of this size.
     message_bytes: int = MESSAGE_BYTES
 
@@ -179,7 +181,13 @@ class Cluster:
         return frozenset(node_id for node_id, count in neighbour_count.items() if count <= 1)
 
 
-def cluster_of(nodes: Iterable[Node], links: Iterable[Link], *, gathering: bool = False) -> Cluster:
+def cluster_of(
+    nodes: Iterable[Node],
+    links: Iterable[Link],
+    *,
+    gathering: bool = False,
+    probing: Iterable[str] = (),
+) -> Cluster:
     """Return a cluster; links of nodes that are not in it, or to the node itself, are left out."""
     by_id = {node.node_id: node for node in sorted(nodes, key=lambda node: node.node_id)}
     kept = tuple(
@@ -187,7 +195,7 @@ def cluster_of(nodes: Iterable[Node], links: Iterable[Link], *, gathering: bool 
         for link in links
         if link.source in by_id and link.sink in by_id and link.source != link.sink
     )
-    return Cluster(by_id, kept, gathering)
+    return Cluster(by_id, kept, gathering, tuple(n for n in sorted(probing) if n in by_id))
 
 
 def best_pair(

@@ -16,9 +16,9 @@ from services.placement.domain.refusals import (
     check_cluster,
     check_layer_counts,
     count_refusal,
+    for_now,
     ring_refusal,
     size_refusal,
-    while_gathering,
 )
 from services.placement.domain.request import Objective, PlacementRequest
 from services.placement.domain.runner_up import runner_up
@@ -61,7 +61,7 @@ def place(
             return placement_of(asked.candidates, asked.model, found, other, request.request_id)
         raise ring_refusal(asked, sizes, found.proven, budget.part(TOTAL_STEPS))
     except ShardringError as error:
-        raise while_gathering(cluster, error) from None
+        raise for_now(cluster, error) from None
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ def preview(
         try:
             asked = _asked(cluster, model, downloads, way)
         except ShardringError as error:
-            raise while_gathering(cluster, error) from None
+            raise for_now(cluster, error) from None
         search = RingSearch(asked.candidates, asked.model, max(2, len(cluster.nodes)))
         for size in range(1, len(cluster.nodes) + 1):
             outcome = _preview(asked, search, size, budget)
             if isinstance(outcome, ShardringError):
-                outcome = while_gathering(cluster, outcome)
+                outcome = for_now(cluster, outcome)
             elif any(outcome == known.outcome for known in previews):
                 continue
             previews.append(Preview(sharding, ring_backend, size, outcome))

@@ -24,6 +24,7 @@ MOST_LISTED = 8
 # Most nodes and pairs that one message names.
 MOST_NAMED = 4
 GATHERING_RETRY_SECONDS = 2.0
+PROBING_RETRY_SECONDS = 1.0
 
 # What may come right once every node has reported after topology's restart.
 _TRANSIENT = {
@@ -35,6 +36,8 @@ _TRANSIENT = {
     Reason.BACKEND_UNSUPPORTED,
     Reason.NOT_CALIBRATED,
 }
+# What more links may bring right.
+_FOR_WANT_OF_LINKS = {Reason.NO_RING, Reason.NOT_ENOUGH_MEMORY}
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,32 @@ def check_layer_counts(model: Model, request: PlacementRequest) -> None:
         )
 
 
-def while_gathering(cluster: Cluster, refusal: ShardringError) -> ShardringError:
-    """Return the refusal; while topology is gathering "try again" instead, where that may help."""
-    if not cluster.gathering or refusal.reason not in _TRANSIENT:
-        return refusal
+def for_now(cluster: Cluster, refusal: ShardringError) -> ShardringError:
+    """Return the refusal; "try again" instead, where that may help: while topology is gathering,
+    and while nodes that came just now still verify their links."""
+    if cluster.gathering and refusal.reason in _TRANSIENT:
+        return _while_gathering(refusal)
+    if cluster.probing and refusal.reason in _FOR_WANT_OF_LINKS:
+        return _while_probing(cluster, refusal)
+    return refusal
+
+
+def _while_probing(cluster: Cluster, refusal: ShardringError) -> ShardringError:
+    names = [cluster.nodes[node_id].name for node_id in cluster.probing[:MOST_NAMED]]
+    return ShardringError(
+        Reason.LINKS_NOT_VERIFIED,
+        f"{', '.join(names)} came just now, and not every link is verified yet; try again in a "
+        f"moment. As far as is known now: {refusal.message}",
+        metadata={
+            **refusal.metadata,
+            "refusal": refusal.reason,
+            "probing_node_ids": ",".join(cluster.probing[:MOST_LISTED]),
+        },
+        retry_delay_seconds=PROBING_RETRY_SECONDS,
+    )
+
+
+def _while_gathering(refusal: ShardringError) -> ShardringError:
     return ShardringError(
         Reason.TOPOLOGY_GATHERING,
         "The topology service has just started and is still gathering reports; try again in a "

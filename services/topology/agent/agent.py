@@ -87,6 +87,8 @@ class TopologyAgent:
         self._heartbeat_seconds = FIRST_HEARTBEAT_SECONDS
         self._peers = Peers()
         self._claims: set[str] = set()
+        # Whether the service has said who the others are.
+        self._introduced = False
         self._own: Node | None = None
         self._report_now = asyncio.Event()
         self._links_changed = asyncio.Event()
@@ -187,6 +189,7 @@ class TopologyAgent:
                 self._told,
                 self._prober.misdirections(),
                 time.monotonic(),
+                probing=self._own is None or not (self._introduced and self._prober.has_asked_all),
             )
             try:
                 await self._remote.unary(
@@ -261,6 +264,9 @@ class TopologyAgent:
 
     def _take(self, event: Topology | Change) -> None:
         self._note_claims(event)
+        if not self._introduced:
+            self._introduced = True
+            self._links_changed.set()
         if self._peers.apply(event) and self._own is not None:
             self._prober.set_peers(self._own, list(self._peers.nodes.values()))
         if isinstance(event, Topology) and self._identity.node_id not in {

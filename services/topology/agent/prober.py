@@ -80,6 +80,11 @@ class Prober:
         """Return the addresses where another node than expected answered last."""
         return misdirections_of(self._node_id, self._table)
 
+    @property
+    def has_asked_all(self) -> bool:
+        """True when every address of every peer has been asked."""
+        return all(probed.asked for probed in self._table.values())
+
     def set_peers(self, own: Node, peers: Sequence[Node]) -> None:
         """Probe these peers from now on; new ones at once."""
         before = self._seen()
@@ -206,6 +211,8 @@ class Prober:
                 outcome.node_id or "(no proof of who)",
                 target.node_id,
             )
+        if not before.asked and self.has_asked_all:
+            self._on_change()
         if known.other != before.other or known.source_interface != before.source_interface:
             self._on_change()
         if known.burst_due != before.burst_due:

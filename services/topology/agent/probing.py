@@ -90,6 +90,11 @@ class Probed:
     burst_due: float = 0.0
     measured: Measured | None = None
 
+    @property
+    def asked(self) -> bool:
+        """True once it is known whether the expected node answers there."""
+        return self.verified or self.misses > 0 or self.other is not None
+
     def current_throughput(self, now: float) -> Throughput | None:
         """Return the throughput, None when it is unknown or too old."""
         if self.measured is None or not self.measured.throughput.is_current(now):

@@ -59,6 +59,7 @@ class Cluster:
             conflicts=self._conflicts.listed(),
             misdirections=self._links.misdirections(),
             one_way=self._links.one_way(),
+            probing=self._probing(),
         )
 
     def links_of(self, source: str) -> tuple[Link, ...]:
@@ -132,8 +133,10 @@ class Cluster:
         start_ns: int | None,
         links: Sequence[Link],
         misdirections: Sequence[Misdirection] = (),
+        *,
+        probing: bool = False,
     ) -> Change | None:
-        """Replace the links and misdirections that `source` observed.
+        """Replace the links and misdirections that `source` observed; `probing`: so far.
 
         `start_ns` names the run of the source that observed them, if known. Raises INVALID_FIELD,
         NODE_NOT_FOUND, and NODE_ID_DUPLICATE when another run holds the source's lease.
@@ -154,7 +157,7 @@ class Cluster:
                 and link.sink_address not in sink.hosts()
             ):
                 raise not_advertised(index, link)
-        worth_telling = self._links.report(source, links, misdirections)
+        worth_telling = self._links.report(source, links, misdirections, probing=probing)
         return self._changed(sources=[source]) if worth_telling else None
 
     def remove_node(self, node_id: str) -> Change:
@@ -189,6 +192,11 @@ class Cluster:
         self._links.remove(gone)
         return self._changed(removed=tuple(sorted(gone)))
 
+    def _probing(self) -> tuple[str, ...]:
+        return tuple(
+            node_id for node_id in sorted(self._members) if self._links.is_probing(node_id)
+        )
+
     def _node(self, node_id: str) -> Node | None:
         member = self._members.get(node_id)
         return None if member is None else member.node
@@ -213,6 +221,7 @@ class Cluster:
             conflicts=self._conflicts.listed(),
             misdirections=relinked.misdirections,
             one_way=relinked.one_way,
+            probing=self._probing(),
         )
 
 

@@ -16,6 +16,8 @@ class _Report:
 
     links: tuple[Link, ...]
     misdirections: tuple[Misdirection, ...]
+    # True: the source has not asked every address yet.
+    probing: bool = False
 
     def others(self) -> set[str]:
         return {link.sink for link in self.links} | {found.expected for found in self.misdirections}
@@ -86,6 +88,12 @@ class LinkTable:
         """Say whether a report of the source's present run is held."""
         return source in self._reports
 
+    def is_probing(self, source: str) -> bool:
+        """Say whether a source's links may not be all verified yet: none are reported, or it says
+        that it is still at it."""
+        report = self._reports.get(source)
+        return report is None or report.probing
+
     def concerned(self, node_id: str) -> set[str]:
         """Return the sources whose links may look different when this node does."""
         return {node_id, *self._observers.get(node_id, ())}
@@ -95,16 +103,22 @@ class LinkTable:
         return sum(len(self._reports[s].links) for s in sources if s in self._reports)
 
     def report(
-        self, source: str, links: Iterable[Link], misdirections: Iterable[Misdirection]
+        self,
+        source: str,
+        links: Iterable[Link],
+        misdirections: Iterable[Misdirection],
+        *,
+        probing: bool = False,
     ) -> bool:
         """Replace what a live source observed; say whether that is worth an announcement.
 
         If so it is served with the next `announce`, else at once.
         """
         ordered = tuple(sorted(misdirections, key=lambda misdirection: misdirection.key))
-        self._put(source, _Report(in_order(links), ordered))
+        news = self.is_probing(source) is not probing
+        self._put(source, _Report(in_order(links), ordered, probing))
         shown = self._visible(source)
-        if _news(self._announced.get(source, _NOTHING), shown):
+        if news or _news(self._announced.get(source, _NOTHING), shown):
             return True
         self._show(source, shown)
         return False
@@ -145,7 +159,7 @@ class LinkTable:
                 self._announced.pop(source, None)
                 self._show(source, _NOTHING)
                 continue
-            self._put(source, _Report(*_without(report, node_ids)))
+            self._put(source, _Report(*_without(report, node_ids), report.probing))
             for held in (self._announced, self._shown):
                 if source in held:
                     held[source] = _Shown(*_without(held[source], node_ids))

@@ -200,6 +200,8 @@ class Topology:
     conflicts: tuple[IdentityConflict, ...] = ()
     misdirections: tuple[Misdirection, ...] = ()
     one_way: frozenset[tuple[str, str]] = frozenset()
+    # Nodes that have not asked every address of the others yet; ordered.
+    probing: tuple[str, ...] = ()
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -223,6 +225,8 @@ class Change:
     conflicts: tuple[IdentityConflict, ...] = ()
     misdirections: tuple[Misdirection, ...] = ()
     one_way: frozenset[tuple[str, str]] = frozenset()
+    # Nodes that have not asked every address of the others yet; ordered.
+    probing: tuple[str, ...] = ()
 
     def weight(self) -> int:
         """Return how many nodes, links and other entries it holds, plus one."""

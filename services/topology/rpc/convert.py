@@ -98,13 +98,17 @@ def links_request_to_proto(
     links: Iterable[Link],
     misdirections: Iterable[Misdirection],
     now: float,
+    *,
+    probing: bool,
 ) -> service_pb.ReportLinksRequest:
-    """Return the report, made at `now`, of all that one run of a node observed."""
+    """Return the report, made at `now`, of all that one run of a node observed, so far where it is
+    still `probing`."""
     return service_pb.ReportLinksRequest(
         source_node_id=source,
         links=[link_to_proto(link, now) for link in links],
         source_start_time=_timestamp(start_ns),
         misdirections=map(misdirection_to_proto, misdirections),
+        probing=probing,
     )
 
 
@@ -146,6 +150,7 @@ def event_from_proto(message: service_pb.WatchTopologyResponse, now: float) -> T
             conflicts=tuple(map(conflict_from_proto, snapshot.identity_conflicts)),
             misdirections=tuple(map(misdirection_from_proto, snapshot.misdirections)),
             one_way=_one_way(snapshot.links),
+            probing=tuple(snapshot.probing_node_ids),
         )
     change = message.change
     return Change(
@@ -157,6 +162,7 @@ def event_from_proto(message: service_pb.WatchTopologyResponse, now: float) -> T
         conflicts=tuple(map(conflict_from_proto, change.identity_conflicts)),
         misdirections=tuple(map(misdirection_from_proto, change.misdirections)),
         one_way=_one_way(change.links),
+        probing=tuple(change.probing_node_ids),
     )
 
 

@@ -97,6 +97,7 @@ class Frames:
             gathering=topology.gathering,
             misdirections=map(misdirection_to_proto, topology.misdirections),
             identity_conflicts=map(conflict_to_proto, topology.conflicts),
+            probing_node_ids=topology.probing,
         )
         links = self._link_parts(topology, now)
         return b"".join((*self._node_parts(topology.nodes), *links, rest.SerializeToString()))
@@ -171,6 +172,7 @@ def _change(revision: int, change: Change, now: float) -> service_pb.WatchTopolo
             gathering=change.gathering,
             misdirections=map(misdirection_to_proto, change.misdirections),
             identity_conflicts=map(conflict_to_proto, change.conflicts),
+            probing_node_ids=change.probing,
         ),
     )
 

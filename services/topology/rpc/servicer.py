@@ -73,7 +73,13 @@ class TopologyServicer(TopologyServiceServicer):
                 links += [link_from_proto(link, now) for link in part]
                 await asyncio.sleep(0)
             misdirections = [misdirection_from_proto(found) for found in request.misdirections]
-            self._app.report_links(source, start_ns_from_proto(request), links, misdirections)
+            self._app.report_links(
+                source,
+                start_ns_from_proto(request),
+                links,
+                misdirections,
+                probing=request.probing,
+            )
             revision = self._app.revision
             served, encoded = self._app.links_of(source), EncodedLinks()
             for start in range(0, len(served), LINKS_AT_ONCE):

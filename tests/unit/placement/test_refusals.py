@@ -176,6 +176,22 @@ def test_while_gathering_it_is_worth_trying_again(
     assert refused.retry_delay_seconds
 
 
+def test_while_a_node_still_probes_more_links_may_come() -> None:
+    def coming(memory: dict[str, int]) -> Cluster:
+        return replace(cluster(memory, []), probing=("b",))
+
+    refused = refusal(coming({"a": 9, "b": 900}), asked=request(2))
+    assert refused.reason is Reason.LINKS_NOT_VERIFIED
+    assert (refused.metadata["refusal"], refused.metadata["probing_node_ids"]) == ("NO_RING", "b")
+    assert refused.message.startswith("name-of-b came just now")
+    assert refused.retry_delay_seconds
+    assert refusal(coming({"a": 9, "b": 9})).metadata["refusal"] == "NOT_ENOUGH_MEMORY"
+    # More links make no more nodes, and no better model.
+    assert refusal(coming({"a": 9, "b": 9}), asked=request(3)).reason is Reason.NOT_ENOUGH_NODES
+    assert refusal(coming({"a": 9, "b": 9}), model(())).reason is Reason.MODEL_MALFORMED
+    assert place(coming({"a": 500, "b": 9}), model(), {}, request()).ranks[0].node_id == "a"
+
+
 def test_while_gathering_what_cannot_change_is_said_at_once() -> None:
     of = cluster({"a": 500}, gathering=True)
     assert refusal(of, model(())).reason is Reason.MODEL_MALFORMED

@@ -127,11 +127,19 @@ def test_next_expiry_is_the_first_lease_to_end(pair: Cluster) -> None:
 
 def test_links_to_nodes_that_are_not_there_yet_show_when_they_come(cluster: Cluster) -> None:
     cluster.report_node(A, 0)
-    assert cluster.report_links("a", A.start_ns, [A_TO_B, link("a", "c", "10.0.0.3")]) is None
+    told = cluster.report_links("a", A.start_ns, [A_TO_B, link("a", "c", "10.0.0.3")])
+    assert told == Change(gathering=True)
     assert links(cluster) == []
     change = cluster.report_node(B, 1)
-    one_way = frozenset({("a", "b")})
-    assert change == Change((B,), (), ("a",), (A_TO_B,), gathering=True, one_way=one_way)
+    assert change == Change(
+        (B,),
+        (),
+        ("a",),
+        (A_TO_B,),
+        gathering=True,
+        one_way=frozenset({("a", "b")}),
+        probing=("b",),
+    )
     # c comes, but advertises another address than the one reported.
     cluster.report_node(node("c", "10.9.9.9"), 1)
     assert links(cluster) == [A_TO_B]
@@ -141,7 +149,7 @@ def test_a_restarted_node_takes_its_place_at_once(pair: Cluster) -> None:
     again = node("a", "10.0.0.1", start_ns=2_000)
     change = pair.report_node(again, 1)
     # What the run before had verified goes; what others verified at the same address stays.
-    assert change == Change(updated=(again,), relinked=("a",), gathering=True)
+    assert change == Change(updated=(again,), relinked=("a",), gathering=True, probing=("a",))
     assert links(pair) == [B_TO_A]
     assert len(pair.topology().nodes) == 2
 
@@ -152,7 +160,7 @@ def test_links_go_with_the_address_or_port_they_end_at(pair: Cluster) -> None:
     pair.report_links("b", None, [B_TO_A])
     moved = node("a", "10.0.0.77", port=6000, start_ns=2_000)
     change = pair.report_node(moved, 2)
-    assert change == Change(updated=(moved,), relinked=("b",), gathering=True)
+    assert change == Change(updated=(moved,), relinked=("b",), gathering=True, probing=("a",))
 
 
 def test_two_machines_with_one_id_are_both_named(pair: Cluster) -> None:
@@ -227,6 +235,7 @@ def test_following_the_changes_gives_the_same_topology(cluster: Cluster) -> None
         for source in change.relinked:
             seen[source] = tuple(k for k in change.links if k.source == source)
         current = cluster.topology()
+        assert told is None or told.probing == current.probing
         assert tuple(nodes[node_id] for node_id in sorted(nodes)) == current.nodes
         assert tuple(k for source in sorted(seen) for k in seen[source]) == current.links
 
@@ -311,6 +320,27 @@ def test_links_are_wanted_from_each_run_once(pair: Cluster) -> None:
     assert pair.wants_links("a")
 
 
+def test_a_node_is_probing_until_it_has_asked_everybody(pair: Cluster) -> None:
+    assert pair.topology().probing == ()
+    pair.report_node(node("a", "10.0.0.1", start_ns=2_000), 1)
+    assert pair.topology().probing == ("a",)
+    # What it has found so far is no end of it, and no news.
+    before = pair.revision
+    assert pair.report_links("a", 2_000, [], probing=True) is None
+    assert pair.topology().probing == ("a",)
+    change = pair.report_links("a", 2_000, [A_TO_B])
+    assert change is not None
+    assert (change.probing, change.relinked) == ((), ("a",))
+    assert pair.revision == before + 1
+    # Somebody new came, whom it has to ask.
+    pair.report_node(C, 2)
+    assert pair.topology().probing == ("c",)
+    told = pair.report_links("a", 2_000, [A_TO_B], probing=True)
+    assert told == Change(gathering=True, probing=("a", "c"))
+    pair.remove_node("c")
+    assert pair.topology().probing == ("a",)
+
+
 def test_links_of_many_nodes_that_come_at_once_are_settled_together(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,8 +348,8 @@ def test_links_of_many_nodes_that_come_at_once_are_settled_together(
     cluster.report_node(A, 0)
     to_c = link("a", "c", "10.0.0.3")
     cluster.report_links("a", None, [A_TO_B, to_c, link("a", "d", "10.0.0.4")])
-    assert cluster.report_node(B, 0) == Change(updated=(B,), gathering=True)
-    assert cluster.report_node(C, 0) == Change(updated=(C,), gathering=True)
+    assert cluster.report_node(B, 0) == Change(updated=(B,), gathering=True, probing=("b",))
+    assert cluster.report_node(C, 0) == Change(updated=(C,), gathering=True, probing=("b", "c"))
     assert links(cluster) == []
     assert cluster.unsettled
     before = cluster.revision

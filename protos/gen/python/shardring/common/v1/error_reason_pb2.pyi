@@ -214,6 +214,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     an objective.
     Example: {"node_ids": "77c1...", "node_count": "1", "unmeasured_pairs": "0f3a->77c1"}
     """
+    ERROR_REASON_LINKS_NOT_VERIFIED: _ErrorReason.ValueType  # 310
+    """Nodes came or came back just now, and not every link to and from them is verified yet.
+    UNAVAILABLE with RetryInfo. `refusal` is the reason as far as is known now; its metadata stands
+    beside it.
+    Do: Call again after the stated delay.
+    Example: {"refusal": "NO_RING", "probing_node_ids": "0f3a..."}
+    """
     ERROR_REASON_INSTANCE_NOT_FOUND: _ErrorReason.ValueType  # 400
     """This node knows no such instance. NOT_FOUND.
     Do: See what runs with `shardring ps`.
@@ -490,6 +497,13 @@ calibrated, `unmeasured_pairs` some pairs linked both ways whose links are not m
 Do: Wait until these nodes, once idle, have calibrated themselves, exclude them, or ask without
 an objective.
 Example: {"node_ids": "77c1...", "node_count": "1", "unmeasured_pairs": "0f3a->77c1"}
+"""
+ERROR_REASON_LINKS_NOT_VERIFIED: ErrorReason.ValueType  # 310
+"""Nodes came or came back just now, and not every link to and from them is verified yet.
+UNAVAILABLE with RetryInfo. `refusal` is the reason as far as is known now; its metadata stands
+beside it.
+Do: Call again after the stated delay.
+Example: {"refusal": "NO_RING", "probing_node_ids": "0f3a..."}
 """
 ERROR_REASON_INSTANCE_NOT_FOUND: ErrorReason.ValueType  # 400
 """This node knows no such instance. NOT_FOUND.

@@ -458,6 +458,7 @@ class Topology(_message.Message):
     GATHERING_FIELD_NUMBER: _builtins.int
     MISDIRECTIONS_FIELD_NUMBER: _builtins.int
     IDENTITY_CONFLICTS_FIELD_NUMBER: _builtins.int
+    PROBING_NODE_IDS_FIELD_NUMBER: _builtins.int
     gathering: _builtins.bool
     """True for one lease after the service started, while nodes may still be missing."""
     @_builtins.property
@@ -478,6 +479,12 @@ class Topology(_message.Message):
         if that is longer, ordered.
         """
 
+    @_builtins.property
+    def probing_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes that came or came back just now and have not asked every address of the others yet, so
+        that links to and from them may still be missing. Ordered.
+        """
+
     def __init__(
         self,
         *,
@@ -486,10 +493,11 @@ class Topology(_message.Message):
         gathering: _builtins.bool = ...,
         misdirections: _abc.Iterable[Global___Misdirection] | None = ...,
         identity_conflicts: _abc.Iterable[Global___IdentityConflict] | None = ...,
+        probing_node_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "identity_conflicts", b"identity_conflicts", "links", b"links", "misdirections", b"misdirections", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "identity_conflicts", b"identity_conflicts", "links", b"links", "misdirections", b"misdirections", "nodes", b"nodes", "probing_node_ids", b"probing_node_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from shardring.topology.v1 import topology_pb2 as shardring_dot_topology_dot_v1_dot_topology__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,shardring/topology/v1/topology_service.proto\x12\x15shardring.topology.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$shardring/topology/v1/topology.proto\">\n\x11ReportNodeRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.shardring.topology.v1.Node\"\x9d\x01\n\x12ReportNodeResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\x14\n\x0clinks_wanted\x18\x04 \x01(\x08\"\xcb\x01\n\x12ReportLinksRequest\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12*\n\x05links\x18\x02 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x35\n\x11source_start_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12:\n\rmisdirections\x18\x04 \x03(\x0b\x32#.shardring.topology.v1.Misdirection\"\'\n\x13ReportLinksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"F\n\x12GetTopologyRequest\x12\x1c\n\x0fif_revision_not\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_if_revision_not\"m\n\x13GetTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x11\n\tunchanged\x18\x02 \x01(\x08\x12\x31\n\x08topology\x18\x03 \x01(\x0b\x32\x1f.shardring.topology.v1.Topology\"]\n\x14WatchTopologyRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\rwithout_links\x18\x02 \x01(\x08\x42\x11\n\x0f_after_revision\"\xa0\x01\n\x15WatchTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x33\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1f.shardring.topology.v1.TopologyH\x00\x12\x37\n\x06\x63hange\x18\x03 \x01(\x0b\x32%.shardring.topology.v1.TopologyChangeH\x00\x42\x07\n\x05\x65vent\"\xc0\x02\n\x0eTopologyChange\x12\x32\n\rupdated_nodes\x18\x01 \x03(\x0b\x32\x1b.shardring.topology.v1.Node\x12\x18\n\x10removed_node_ids\x18\x02 \x03(\t\x12 \n\x18relinked_source_node_ids\x18\x03 \x03(\t\x12*\n\x05links\x18\x04 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x11\n\tgathering\x18\x05 \x01(\x08\x12:\n\rmisdirections\x18\x06 \x03(\x0b\x32#.shardring.topology.v1.Misdirection\x12\x43\n\x12identity_conflicts\x18\n \x03(\x0b\x32\'.shardring.topology.v1.IdentityConflict\"$\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"&\n\x12RemoveNodeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x32\x91\x04\n\x0fTopologyService\x12\x61\n\nReportNode\x12(.shardring.topology.v1.ReportNodeRequest\x1a).shardring.topology.v1.ReportNodeResponse\x12\x64\n\x0bReportLinks\x12).shardring.topology.v1.ReportLinksRequest\x1a*.shardring.topology.v1.ReportLinksResponse\x12\x64\n\x0bGetTopology\x12).shardring.topology.v1.GetTopologyRequest\x1a*.shardring.topology.v1.GetTopologyResponse\x12l\n\rWatchTopology\x12+.shardring.topology.v1.WatchTopologyRequest\x1a,.shardring.topology.v1.WatchTopologyResponse0\x01\x12\x61\n\nRemoveNode\x12(.shardring.topology.v1.RemoveNodeRequest\x1a).shardring.topology.v1.RemoveNodeResponseBl\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,shardring/topology/v1/topology_service.proto\x12\x15shardring.topology.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$shardring/topology/v1/topology.proto\">\n\x11ReportNodeRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.shardring.topology.v1.Node\"\x9d\x01\n\x12ReportNodeResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\x14\n\x0clinks_wanted\x18\x04 \x01(\x08\"\xdc\x01\n\x12ReportLinksRequest\x12\x16\n\x0esource_node_id\x18\x01 \x01(\t\x12*\n\x05links\x18\x02 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x35\n\x11source_start_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12:\n\rmisdirections\x18\x04 \x03(\x0b\x32#.shardring.topology.v1.Misdirection\x12\x0f\n\x07probing\x18\x05 \x01(\x08\"\'\n\x13ReportLinksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"F\n\x12GetTopologyRequest\x12\x1c\n\x0fif_revision_not\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_if_revision_not\"m\n\x13GetTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x11\n\tunchanged\x18\x02 \x01(\x08\x12\x31\n\x08topology\x18\x03 \x01(\x0b\x32\x1f.shardring.topology.v1.Topology\"]\n\x14WatchTopologyRequest\x12\x1b\n\x0e\x61\x66ter_revision\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\rwithout_links\x18\x02 \x01(\x08\x42\x11\n\x0f_after_revision\"\xa0\x01\n\x15WatchTopologyResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x33\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1f.shardring.topology.v1.TopologyH\x00\x12\x37\n\x06\x63hange\x18\x03 \x01(\x0b\x32%.shardring.topology.v1.TopologyChangeH\x00\x42\x07\n\x05\x65vent\"\xda\x02\n\x0eTopologyChange\x12\x32\n\rupdated_nodes\x18\x01 \x03(\x0b\x32\x1b.shardring.topology.v1.Node\x12\x18\n\x10removed_node_ids\x18\x02 \x03(\t\x12 \n\x18relinked_source_node_ids\x18\x03 \x03(\t\x12*\n\x05links\x18\x04 \x03(\x0b\x32\x1b.shardring.topology.v1.Link\x12\x11\n\tgathering\x18\x05 \x01(\x08\x12:\n\rmisdirections\x18\x06 \x03(\x0b\x32#.shardring.topology.v1.Misdirection\x12\x43\n\x12identity_conflicts\x18\n \x03(\x0b\x32\'.shardring.topology.v1.IdentityConflict\x12\x18\n\x10probing_node_ids\x18\x0b \x03(\t\"$\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"&\n\x12RemoveNodeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x32\x91\x04\n\x0fTopologyService\x12\x61\n\nReportNode\x12(.shardring.topology.v1.ReportNodeRequest\x1a).shardring.topology.v1.ReportNodeResponse\x12\x64\n\x0bReportLinks\x12).shardring.topology.v1.ReportLinksRequest\x1a*.shardring.topology.v1.ReportLinksResponse\x12\x64\n\x0bGetTopology\x12).shardring.topology.v1.GetTopologyRequest\x1a*.shardring.topology.v1.GetTopologyResponse\x12l\n\rWatchTopology\x12+.shardring.topology.v1.WatchTopologyRequest\x1a,.shardring.topology.v1.WatchTopologyResponse0\x01\x12\x61\n\nRemoveNode\x12(.shardring.topology.v1.RemoveNodeRequest\x1a).shardring.topology.v1.RemoveNodeResponseBl\n\x19\x64\x65v.shardring.topology.v1P\x01Z5shardring.dev/gen/go/shardring/topology/v1;topologyv1\xaa\x02\x15Shardring.Topology.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,23 +40,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORTNODERESPONSE']._serialized_start=239
   _globals['_REPORTNODERESPONSE']._serialized_end=396
   _globals['_REPORTLINKSREQUEST']._serialized_start=399
-  _globals['_REPORTLINKSREQUEST']._serialized_end=602
-  _globals['_REPORTLINKSRESPONSE']._serialized_start=604
-  _globals['_REPORTLINKSRESPONSE']._serialized_end=643
-  _globals['_GETTOPOLOGYREQUEST']._serialized_start=645
-  _globals['_GETTOPOLOGYREQUEST']._serialized_end=715
-  _globals['_GETTOPOLOGYRESPONSE']._serialized_start=717
-  _globals['_GETTOPOLOGYRESPONSE']._serialized_end=826
-  _globals['_WATCHTOPOLOGYREQUEST']._serialized_start=828
-  _globals['_WATCHTOPOLOGYREQUEST']._serialized_end=921
-  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_start=924
-  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_end=1084
-  _globals['_TOPOLOGYCHANGE']._serialized_start=1087
-  _globals['_TOPOLOGYCHANGE']._serialized_end=1407
-  _globals['_REMOVENODEREQUEST']._serialized_start=1409
-  _globals['_REMOVENODEREQUEST']._serialized_end=1445
-  _globals['_REMOVENODERESPONSE']._serialized_start=1447
-  _globals['_REMOVENODERESPONSE']._serialized_end=1485
-  _globals['_TOPOLOGYSERVICE']._serialized_start=1488
-  _globals['_TOPOLOGYSERVICE']._serialized_end=2017
+  _globals['_REPORTLINKSREQUEST']._serialized_end=619
+  _globals['_REPORTLINKSRESPONSE']._serialized_start=621
+  _globals['_REPORTLINKSRESPONSE']._serialized_end=660
+  _globals['_GETTOPOLOGYREQUEST']._serialized_start=662
+  _globals['_GETTOPOLOGYREQUEST']._serialized_end=732
+  _globals['_GETTOPOLOGYRESPONSE']._serialized_start=734
+  _globals['_GETTOPOLOGYRESPONSE']._serialized_end=843
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_start=845
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_end=938
+  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_start=941
+  _globals['_WATCHTOPOLOGYRESPONSE']._serialized_end=1101
+  _globals['_TOPOLOGYCHANGE']._serialized_start=1104
+  _globals['_TOPOLOGYCHANGE']._serialized_end=1450
+  _globals['_REMOVENODEREQUEST']._serialized_start=1452
+  _globals['_REMOVENODEREQUEST']._serialized_end=1488
+  _globals['_REMOVENODERESPONSE']._serialized_start=1490
+  _globals['_REMOVENODERESPONSE']._serialized_end=1528
+  _globals['_TOPOLOGYSERVICE']._serialized_start=1531
+  _globals['_TOPOLOGYSERVICE']._serialized_end=2060
 # @@protoc_insertion_point(module_scope)

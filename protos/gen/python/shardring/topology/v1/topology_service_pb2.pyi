@@ -93,8 +93,11 @@ class ReportLinksRequest(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     SOURCE_START_TIME_FIELD_NUMBER: _builtins.int
     MISDIRECTIONS_FIELD_NUMBER: _builtins.int
+    PROBING_FIELD_NUMBER: _builtins.int
     source_node_id: _builtins.str
     """Who observed. Every link's source."""
+    probing: _builtins.bool
+    """True while the source has not asked every address of the other nodes yet: more links may follow."""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.Link]:
         """All links the source has verified and not lost since. Those whose sink is not (yet) a live
@@ -116,10 +119,11 @@ class ReportLinksRequest(_message.Message):
         links: _abc.Iterable[_topology_pb2.Link] | None = ...,
         source_start_time: _timestamp_pb2.Timestamp | None = ...,
         misdirections: _abc.Iterable[_topology_pb2.Misdirection] | None = ...,
+        probing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source_start_time", b"source_start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "misdirections", b"misdirections", "source_node_id", b"source_node_id", "source_start_time", b"source_start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "misdirections", b"misdirections", "probing", b"probing", "source_node_id", b"source_node_id", "source_start_time", b"source_start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,6 +287,7 @@ class TopologyChange(_message.Message):
     GATHERING_FIELD_NUMBER: _builtins.int
     MISDIRECTIONS_FIELD_NUMBER: _builtins.int
     IDENTITY_CONFLICTS_FIELD_NUMBER: _builtins.int
+    PROBING_NODE_IDS_FIELD_NUMBER: _builtins.int
     gathering: _builtins.bool
     """As in Topology, after this change. Its end is a change of its own."""
     @_builtins.property
@@ -309,6 +314,10 @@ class TopologyChange(_message.Message):
     def identity_conflicts(self) -> _containers.RepeatedCompositeFieldContainer[_topology_pb2.IdentityConflict]:
         """As in Topology, after this change."""
 
+    @_builtins.property
+    def probing_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in Topology, after this change. Who watches without links is not told when only this differs."""
+
     def __init__(
         self,
         *,
@@ -319,10 +328,11 @@ class TopologyChange(_message.Message):
         gathering: _builtins.bool = ...,
         misdirections: _abc.Iterable[_topology_pb2.Misdirection] | None = ...,
         identity_conflicts: _abc.Iterable[_topology_pb2.IdentityConflict] | None = ...,
+        probing_node_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "identity_conflicts", b"identity_conflicts", "links", b"links", "misdirections", b"misdirections", "relinked_source_node_ids", b"relinked_source_node_ids", "removed_node_ids", b"removed_node_ids", "updated_nodes", b"updated_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathering", b"gathering", "identity_conflicts", b"identity_conflicts", "links", b"links", "misdirections", b"misdirections", "probing_node_ids", b"probing_node_ids", "relinked_source_node_ids", b"relinked_source_node_ids", "removed_node_ids", b"removed_node_ids", "updated_nodes", b"updated_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
