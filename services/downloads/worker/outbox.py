@@ -105,9 +105,11 @@ class Outbox:
             self._wake.clear()
             while self._results:
                 yield AttachWorkerRequest(result=self._results.popleft())
-            # A model first: who sees its download COMPLETED finds the fraction right.
+            # A model first: who sees its download COMPLETED finds the fraction right. So a download
+            # is told as it is before its model is looked at; what comes meanwhile is told next.
             changed, self._changed_models = self._changed_models, set()
             ids, self._changed_downloads = self._changed_downloads, set()
+            downloads = [self._downloads[i] for i in sorted(ids & self._downloads.keys())]
             for model_id in sorted(changed):
                 for message in await self._model_news(model_id):
                     yield AttachWorkerRequest(cached_model=message)
@@ -120,8 +122,8 @@ class Outbox:
             look, self._look_at_disk = self._look_at_disk or bool(changed), False
             if look and (disk := await self._disk_news()) is not None:
                 yield AttachWorkerRequest(disk=disk)
-            for download_id in sorted(ids & self._downloads.keys()):
-                yield AttachWorkerRequest(download=download_to_proto(self._downloads[download_id]))
+            for download in downloads:
+                yield AttachWorkerRequest(download=download_to_proto(download))
 
     async def _disk(self) -> int:
         self._told_disk = await asyncio.to_thread(self._available_bytes)

@@ -1,12 +1,22 @@
 """What a worker tells the service, and when."""
 
+import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
 
-from services.downloads.domain.records import CachedModel, Verification
+from services.downloads.domain.records import (
+    CachedModel,
+    Download,
+    DownloadState,
+    Verification,
+)
 from services.downloads.worker.outbox import Outbox
+from shardring.downloads.v1.downloads_pb2 import (
+    DOWNLOAD_STATE_COMPLETED,
+    DOWNLOAD_STATE_ONGOING,
+)
 from shardring.downloads.v1.downloads_service_pb2 import AttachWorkerRequest, CommandResult
 
 
@@ -77,3 +87,33 @@ async def test_only_the_newest_of_a_verification_is_sent_and_nothing_after_its_a
         outbox.verify_progress("c-2", Verification(1, 9))
         assert (await sent(messages)).result.command_id == "c-1"
         assert (await sent(messages)).verify_progress.command_id == "c-2"
+
+
+async def test_a_download_is_never_told_ahead_of_what_is_on_disk() -> None:
+    going = Download("d", "n", "o/m", "main", None, DownloadState.ONGOING, 1.0, 1.0)
+    downloads = {"d": going}
+    reads: list[list[CachedModel]] = []
+
+    def read_model(_: str) -> list[CachedModel]:
+        # The last file comes just after the disk was looked at.
+        found = [CachedModel("o/m", "c" * 40, ("main",), len(reads) + 1, 2)]
+        reads.append(found)
+        if len(reads) == 1:
+            downloads["d"] = dataclasses.replace(going, state=DownloadState.COMPLETED)
+        return found
+
+    outbox = Outbox(
+        node_id="n",
+        downloads=downloads,
+        read_model=read_model,
+        available_bytes=lambda: 1,
+        hub_port=0,
+    )
+    async with aclosing(outbox.messages([])) as messages:
+        await sent(messages)
+        outbox.download_changed(going)
+        assert (await sent(messages)).cached_model.downloaded_bytes == 1
+        assert (await sent(messages)).download.state == DOWNLOAD_STATE_ONGOING
+        outbox.download_changed(downloads["d"])
+        assert (await sent(messages)).cached_model.downloaded_bytes == 2
+        assert (await sent(messages)).download.state == DOWNLOAD_STATE_COMPLETED
