@@ -8,7 +8,6 @@ Says "settled" on standard output once every node has reported all its links.
 """
 
 import asyncio
-import os
 import random
 import sys
 from contextlib import aclosing
@@ -20,6 +19,7 @@ from services.topology.agent.agent import REFRESH_HEARTBEATS
 from shardring.common.v1 import common_pb2
 from shardring.topology.v1 import topology_pb2, topology_service_pb2
 from shardring.topology.v1.topology_service_pb2_grpc import TopologyServiceStub
+from tests.benchmarks.serving import give_way
 
 MEMORY_BYTES = 64 * 2**30
 _START_SECONDS = 6.0
@@ -139,9 +139,5 @@ async def main(topology: HostPort, count: int, each: int) -> None:
 
 
 if __name__ == "__main__":
-    # Real nodes have machines of their own: these give way to the service and who measures it.
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
+    give_way()
     asyncio.run(main(parse_host_port(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

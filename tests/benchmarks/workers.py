@@ -9,7 +9,6 @@ every download has been reported a few times.
 """
 
 import asyncio
-import os
 import random
 import sys
 import time
@@ -20,6 +19,7 @@ from services.common.channel import Remote
 from shardring.downloads.v1 import downloads_pb2
 from shardring.downloads.v1 import downloads_service_pb2 as pb
 from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
+from tests.benchmarks.serving import give_way
 
 DOWNLOADS_EACH = 4
 FILES_EACH = 16
@@ -156,9 +156,5 @@ async def main(downloads: HostPort, count: int) -> None:
 
 
 if __name__ == "__main__":
-    # Real nodes have machines of their own: these give way to the service and who measures it.
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
+    give_way()
     asyncio.run(main(parse_host_port(sys.argv[1]), int(sys.argv[2])))

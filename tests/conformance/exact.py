@@ -12,7 +12,6 @@ differs.
 import asyncio
 import json
 import shutil
-import socket
 import sys
 import tempfile
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from tests.conformance.exact_rank import Task, make_model
+from tests.contract.runner_lab import free_ports
 
 RING_SIZES = (2, 3)
 TENSOR_SIZES = (2, 4)
@@ -74,7 +74,7 @@ class RingOf:
     async def run(self, tasks: list[Task]) -> list[dict[str, Any]]:
         """Return the answers of all ranks."""
         if not self.ranks:
-            ports = _free_ports(self.size)
+            ports = free_ports(self.size)
             hosts = json.dumps([f"127.0.0.1:{port}" for port in ports])
             self.ranks = [await Rank.start(str(rank), hosts) for rank in range(self.size)]
         running = [
@@ -234,14 +234,6 @@ async def run(configs: list[dict[str, Any]]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     print(", ".join(f"{count} {what}" for what, count in counts.items()))
     return counts["wrong"]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def main() -> None:

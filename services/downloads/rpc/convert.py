@@ -1,8 +1,9 @@
 """Records to and from messages; nothing else touches them."""
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import duration_pb2
 
 from services.common.status import error_from_proto, error_to_proto
+from services.common.times import duration_of, seconds, timestamp_of
 from services.downloads.domain.assignment import Ask, Assigned
 from services.downloads.domain.records import (
     CachedModel,
@@ -55,15 +56,15 @@ def download_to_proto(download: Download) -> downloads_pb2.Download:
                 total_bytes=file.total_bytes,
                 bytes_per_second=file.bytes_per_second,
                 source_node_id=file.source_node_id,
-                time_left=_duration(file.time_left_seconds),
+                time_left=_time_left_to_proto(file.time_left_seconds),
             )
             for file in download.files
         ],
         error=None if download.error is None else error_to_proto(download.error),
         snapshot_path=download.snapshot_path,
-        create_time=_timestamp(download.create_time),
-        update_time=_timestamp(download.update_time),
-        time_left=_duration(download.time_left_seconds),
+        create_time=timestamp_of(download.create_time),
+        update_time=timestamp_of(download.update_time),
+        time_left=_time_left_to_proto(download.time_left_seconds),
         received_from_hub_bytes=download.received_from_hub_bytes,
         received_from_nodes_bytes=download.received_from_nodes_bytes,
     )
@@ -95,8 +96,8 @@ def download_from_proto(message: downloads_pb2.Download) -> Download:
         ),
         error=error_from_proto(message.error) if message.HasField("error") else None,
         snapshot_path=message.snapshot_path,
-        create_time=_seconds(message.create_time),
-        update_time=_seconds(message.update_time),
+        create_time=seconds(message.create_time),
+        update_time=seconds(message.update_time),
         time_left_seconds=_time_left(message),
         received_from_hub_bytes=message.received_from_hub_bytes,
         received_from_nodes_bytes=message.received_from_nodes_bytes,
@@ -292,25 +293,9 @@ def on_nodes_to_proto(model: ModelOnNodes) -> downloads_service_pb2.ModelOnNodes
     )
 
 
-def _seconds(timestamp: timestamp_pb2.Timestamp) -> float:
-    # Not ToNanoseconds: out of range, it raises; here that is for the rules to refuse.
-    return timestamp.seconds + timestamp.nanos / 1e9
-
-
 def _time_left(message: downloads_pb2.Download | downloads_pb2.FileProgress) -> float | None:
-    if not message.HasField("time_left"):
-        return None
-    return message.time_left.seconds + message.time_left.nanos / 1e9
+    return seconds(message.time_left) if message.HasField("time_left") else None
 
 
-def _duration(seconds: float | None) -> duration_pb2.Duration | None:
-    if seconds is None:
-        return None
-    whole = int(seconds)
-    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
-
-
-def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:
-    timestamp = timestamp_pb2.Timestamp()
-    timestamp.FromNanoseconds(round(seconds * 1e9))
-    return timestamp
+def _time_left_to_proto(length: float | None) -> duration_pb2.Duration | None:
+    return None if length is None else duration_of(length)

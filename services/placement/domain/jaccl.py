@@ -38,7 +38,7 @@ def coordinator_addresses(cluster: Cluster, order: Sequence[str], request_id: st
     port = ring_ports(request_id, [cluster.addresses[head]])[0]
 
     def dialled(source: str) -> str:
-        links = [link for link in cluster.links if (link.source, link.sink) == (source, head)]
+        links = [link for link in cluster.links_to[head] if link.source == source]
         best = min(links, key=lambda link: (_COORDINATOR_KINDS.index(link.kind), link.address))
         return str(HostPort(best.address, port))
 

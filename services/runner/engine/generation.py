@@ -4,7 +4,7 @@ Prompts are cut as mlx-lm's `generate_step` cuts them (chunks up to the last tok
 token alone), so that a ring computes what one machine computes, to the bit.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +23,12 @@ OnProgress = Callable[[int], None]
 
 def _ignore(_: int) -> None:
     """Report no progress."""
+
+
+def chunks(prompt: list[int]) -> Iterator[list[int]]:
+    """Yield all of a prompt but its last token, cut as mlx-lm cuts it."""
+    for start in range(0, len(prompt) - 1, PREFILL_CHUNK_TOKENS):
+        yield prompt[start : min(start + PREFILL_CHUNK_TOKENS, len(prompt) - 1)]
 
 
 def generate_alone(
@@ -63,13 +69,12 @@ def generate_as_head(
     cache = stage.make_cache()
     try:
         done = 0
-        while len(prompt) - done > 1:
-            chunk = prompt[done : min(done + PREFILL_CHUNK_TOKENS, len(prompt) - 1)]
+        for chunk in chunks(prompt):
             ring.send(Step(Op.PREFILL, stage(mx.array([chunk]), cache)))
             mx.clear_cache()
             done += len(chunk)
             on_progress(done)
-        token = mx.array(prompt[done:])
+        token = mx.array(prompt[-1:])
         for count in range(1, max_tokens + 1):
             ring.send(Step(Op.SAMPLE, stage(token[None], cache)))
             token = ring.receive_token()

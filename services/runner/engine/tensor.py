@@ -19,8 +19,8 @@ from mlx_lm.utils import load_model
 from services.runner.domain.request import Sampling
 from services.runner.engine.generation import (
     CLEAR_INTERVAL_TOKENS,
-    PREFILL_CHUNK_TOKENS,
     check_logits,
+    chunks,
     seeded_sampler,
 )
 from services.runner.engine.ring import Ring
@@ -74,8 +74,7 @@ def generate_as_head(
     sampler = seeded_sampler(sampling)
     try:
         done = 0
-        while len(prompt) - done > 1:
-            chunk = prompt[done : min(done + PREFILL_CHUNK_TOKENS, len(prompt) - 1)]
+        for chunk in chunks(prompt):
             _share(ring, [_Op.PREFILL, len(chunk)])
             _prefill(model, _share(ring, chunk), cache)
             done += len(chunk)

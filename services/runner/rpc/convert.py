@@ -1,9 +1,8 @@
 """Between the runner's plain data and its messages."""
 
-from google.protobuf import duration_pb2, timestamp_pb2
-
 from services.common.addresses import HostPort
 from services.common.status import error_from_proto, error_to_proto
+from services.common.times import duration_of, seconds, timestamp_of
 from services.runner.domain.request import Input, Message, Sampling
 from services.runner.domain.ring import Rank, Ring
 from services.runner.domain.state import ShardState
@@ -57,9 +56,7 @@ def shard_to_proto(instance_id: str, rank: Rank, view: ShardView) -> runner_pb2.
         node_id=rank.node_id,
         layers=common_pb2.LayerRange(start=rank.layers[0], end=rank.layers[1]),
         state=runner_pb2.ShardState.ValueType(view.state),
-        state_time=timestamp_pb2.Timestamp(
-            seconds=int(view.state_time), nanos=int(view.state_time % 1 * 1e9)
-        ),
+        state_time=timestamp_of(view.state_time),
         error=error_to_proto(view.error) if view.error else None,
         memory_bytes=view.memory_bytes,
         download_fraction=view.download_fraction,
@@ -71,7 +68,7 @@ def shard_from_proto(shard: runner_pb2.Shard) -> ShardView:
     return ShardView(
         rank=shard.rank,
         state=ShardState(shard.state),
-        state_time=shard.state_time.ToNanoseconds() / 1e9,
+        state_time=seconds(shard.state_time),
         error=error_from_proto(shard.error) if shard.HasField("error") else None,
         memory_bytes=shard.memory_bytes,
         download_fraction=shard.download_fraction,
@@ -89,9 +86,7 @@ def instance_to_proto(view: InstanceView) -> runner_pb2.Instance:
             for rank, shard in zip(view.ring.ranks, view.shards, strict=True)
         ],
         error=error_to_proto(view.error) if view.error else None,
-        create_time=timestamp_pb2.Timestamp(
-            seconds=int(view.create_time), nanos=int(view.create_time % 1 * 1e9)
-        ),
+        create_time=timestamp_of(view.create_time),
         rank=view.rank,
         request_count=view.request_count,
         has_chat_template=view.has_chat_template,
@@ -140,13 +135,7 @@ def completion_to_proto(completion: Completion) -> runner_pb2.Completion:
         finish_reason=_FINISH_REASONS[completion.finish_reason],
         prompt_token_count=completion.prompt_token_count,
         completion_token_count=completion.completion_token_count,
-        queue_duration=_duration(completion.queue_seconds),
-        prompt_duration=_duration(completion.prompt_seconds),
-        decode_duration=_duration(completion.decode_seconds),
+        queue_duration=duration_of(completion.queue_seconds),
+        prompt_duration=duration_of(completion.prompt_seconds),
+        decode_duration=duration_of(completion.decode_seconds),
     )
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from itertools import groupby
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from services.common.addresses import HostPort
+from services.common.times import duration_of, nanoseconds, seconds, timestamp
 from services.topology.domain.addresses import canonical
 from services.topology.domain.model import (
     Backend,
@@ -26,13 +25,11 @@ from services.topology.rpc.convert_hardware import (
 )
 from services.topology.rpc.convert_links import (
     KINDS,
-    duration,
     kind_from_proto,
     link_from_proto,
     link_to_proto,
     misdirection_from_proto,
     misdirection_to_proto,
-    nanoseconds,
 )
 from shardring.common.v1 import common_pb2
 from shardring.topology.v1 import topology_pb2 as pb
@@ -49,7 +46,7 @@ def node_to_proto(node: Node) -> pb.Node:
     message = pb.Node(
         node_id=node.node_id,
         name=node.name,
-        start_time=_timestamp(node.start_ns),
+        start_time=timestamp(node.start_ns),
         endpoints=[common_pb2.Endpoint(address=e.host, port=e.port) for e in node.endpoints],
         interfaces=[
             pb.NetworkInterface(name=i.name, kind=KINDS[i.kind], addresses=i.addresses)
@@ -65,7 +62,7 @@ def node_to_proto(node: Node) -> pb.Node:
         multiply_adds_per_second=node.speed.multiply_adds_per_second,
     )
     if node.last_report_ns:
-        message.last_report_time.CopyFrom(_timestamp(node.last_report_ns))
+        message.last_report_time.CopyFrom(timestamp(node.last_report_ns))
     return message
 
 
@@ -75,7 +72,7 @@ def node_from_proto(message: pb.Node) -> Node:
     return Node(
         node_id=message.node_id,
         name=message.name,
-        start_ns=_nanoseconds(message.start_time),
+        start_ns=nanoseconds(message.start_time),
         endpoints=tuple(HostPort(canonical(e.address), e.port) for e in message.endpoints),
         interfaces=tuple(
             Interface(i.name, kind_from_proto(i.kind), tuple(canonical(a) for a in i.addresses))
@@ -84,7 +81,7 @@ def node_from_proto(message: pb.Node) -> Node:
         memory_total_bytes=message.memory_total_bytes,
         memory_available_bytes=message.memory_available_bytes,
         backends=tuple(dict.fromkeys(backend for backend in known if backend is not None)),
-        last_report_ns=_nanoseconds(message.last_report_time),
+        last_report_ns=nanoseconds(message.last_report_time),
         fingerprint=message.machine_fingerprint,
         rdma=rdma_from_proto(message.rdma),
         thunderbolt_ports=tuple(port_from_proto(port) for port in message.thunderbolt_ports),
@@ -106,7 +103,7 @@ def links_request_to_proto(
     return service_pb.ReportLinksRequest(
         source_node_id=source,
         links=[link_to_proto(link, now) for link in links],
-        source_start_time=_timestamp(start_ns),
+        source_start_time=timestamp(start_ns),
         misdirections=map(misdirection_to_proto, misdirections),
         probing=probing,
     )
@@ -116,7 +113,7 @@ def start_ns_from_proto(request: service_pb.ReportLinksRequest) -> int | None:
     """Return which run of the source reports links, None where it is not said."""
     if not request.HasField("source_start_time"):
         return None
-    return _nanoseconds(request.source_start_time)
+    return nanoseconds(request.source_start_time)
 
 
 def lease_to_proto(
@@ -124,8 +121,8 @@ def lease_to_proto(
 ) -> service_pb.ReportNodeResponse:
     """Return the answer to a node's report."""
     return service_pb.ReportNodeResponse(
-        lease=duration(round(lease_seconds * 1e9)),
-        heartbeat_interval=duration(round(heartbeat_seconds * 1e9)),
+        lease=duration_of(lease_seconds),
+        heartbeat_interval=duration_of(heartbeat_seconds),
         revision=revision,
         links_wanted=links_wanted,
     )
@@ -133,7 +130,7 @@ def lease_to_proto(
 
 def heartbeat_seconds_from_proto(response: service_pb.ReportNodeResponse) -> float:
     """Return how often a node should report."""
-    return nanoseconds(response.heartbeat_interval) / 1e9
+    return seconds(response.heartbeat_interval)
 
 
 def event_from_proto(message: service_pb.WatchTopologyResponse, now: float) -> Topology | Change:
@@ -168,12 +165,3 @@ def event_from_proto(message: service_pb.WatchTopologyResponse, now: float) -> T
 
 def _one_way(links: Iterable[pb.Link]) -> frozenset[tuple[str, str]]:
     return frozenset((link.source_node_id, link.sink_node_id) for link in links if link.one_way)
-
-
-def _nanoseconds(message: Timestamp) -> int:
-    # Not ToNanoseconds: out of range, it raises; here that is for the rules to refuse.
-    return message.seconds * 1_000_000_000 + message.nanos
-
-
-def _timestamp(count: int) -> Timestamp:
-    return Timestamp(seconds=count // 10**9, nanos=count % 10**9)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 
+from services.common.times import nanoseconds, seconds
 from services.topology.domain.addresses import canonical
 from services.topology.domain.model import InterfaceKind, Link, Misdirection, Throughput
 from shardring.topology.v1 import topology_pb2 as pb
@@ -62,7 +63,7 @@ def link_from_proto(message: pb.Link, now: float) -> Link:
     """
     throughput = None
     if message.HasField("throughput_bytes_per_second"):
-        age = nanoseconds(message.throughput_age) / 1e9
+        age = seconds(message.throughput_age)
         throughput = Throughput(message.throughput_bytes_per_second, now - max(0.0, age))
         if not throughput.is_current(now):
             throughput = None
@@ -100,16 +101,6 @@ def misdirection_from_proto(message: pb.Misdirection) -> Misdirection:
         address=_canonical(message.address),
         port=message.port,
     )
-
-
-def nanoseconds(message: Duration) -> int:
-    """Return a duration. Not ToNanoseconds: out of range, that raises; here the rules refuse."""
-    return message.seconds * 1_000_000_000 + message.nanos
-
-
-def duration(count: int) -> Duration:
-    """Return a duration of some nanoseconds as a message."""
-    return Duration(seconds=count // 10**9, nanos=count % 10**9)
 
 
 def _set_duration(message: Duration, count: int) -> None:
