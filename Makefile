@@ -44,7 +44,7 @@ gen: $(STAMP)
 
 lock: $(STAMP)
 	@$(BIN)/uv pip compile -q --universal --no-emit-index-url --no-header --python-version 3.11 \
-		--extra runner --extra dev pyproject.toml -o requirements.lock
+		--extra runner --extra gateway --extra dev pyproject.toml -o requirements.lock
 
 clean:
 	rm -rf .venv

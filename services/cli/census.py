@@ -16,12 +16,13 @@ class Census:
     """What the nodes told.
 
     `instances`: newest first. `holders`: instance id -> nodes that know it. `unreachable`: label
-    of a node that didn't answer -> why.
+    of a node that didn't answer -> why; `unreachable_ids`: the ids of these nodes.
     """
 
     instances: list[runner_pb2.Instance]
     holders: dict[str, list[topology_pb2.Node]]
     unreachable: dict[str, ShardringError]
+    unreachable_ids: frozenset[str] = frozenset()
 
     def find(self, instance_id: str) -> runner_pb2.Instance:
         """Return an instance. Raises INSTANCE_NOT_FOUND saying what there is."""
@@ -65,7 +66,8 @@ async def take_census(cluster: Cluster) -> Census:
         views.append(answer)
         for instance in answer:
             holders.setdefault(instance.instance_id, []).append(node)
-    return Census(merge_views(views), holders, unreachable)
+    silent = frozenset(i for i, answer in answers.items() if isinstance(answer, ShardringError))
+    return Census(merge_views(views), holders, unreachable, silent)
 
 
 def merge_views(views: Iterable[Sequence[runner_pb2.Instance]]) -> list[runner_pb2.Instance]:

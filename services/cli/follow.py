@@ -11,10 +11,9 @@ from rich.live import Live
 from services.cli.names import NodeNames
 from services.cli.render.downloads import download_line, downloads_progress
 from services.cli.render.instances import instance_progress, shard_line
-from services.cli.text import without_controls
 from services.common.errors import Reason, ShardringError
 from shardring.downloads.v1 import downloads_pb2
-from shardring.runner.v1 import instance_service_pb2, runner_pb2
+from shardring.runner.v1 import runner_pb2
 
 _REFRESHES_PER_SECOND = 5
 # Off a terminal a line tells of each such part of a shard's download.
@@ -101,27 +100,6 @@ async def follow_downloads(
                     Reason.SHUTTING_DOWN, "The downloads service ended the watch; is it stopping?"
                 )
     return list(current.values())
-
-
-async def stream_generation(
-    parts: AsyncIterator[instance_service_pb2.GenerateResponse], console: Console
-) -> runner_pb2.Completion:
-    """Print text as it comes, then a line end; return the figures. Errors pass through."""
-    wrote_line_end, completion = True, None
-    try:
-        async for part in parts:
-            text = without_controls(part.text) if console.is_terminal else part.text
-            if text:
-                console.out(text, end="", highlight=False)
-                wrote_line_end = text.endswith("\n")
-            if part.HasField("completion"):
-                completion = part.completion
-    finally:
-        if not wrote_line_end:
-            console.out("")
-    if completion is None:
-        raise ShardringError(Reason.INTERNAL, "The node ended the answer without its figures.")
-    return completion
 
 
 class _InstanceProgress:

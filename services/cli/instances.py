@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.cli.census import Census
 from services.cli.client import Cluster
@@ -24,12 +24,13 @@ Follow = Callable[[AsyncIterator[runner_pb2.Instance]], Awaitable[runner_pb2.Ins
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model to run and what its ring must hold to. `revision` empty: "main"."""
+    """A model to run, what its ring must hold to, and how it is run. `revision` empty: "main"."""
 
     model_id: str
     revision: str
     constraints: placement_service_pb2.PlacementConstraints
     objective: placement_pb2.Objective.ValueType = placement_pb2.OBJECTIVE_UNSPECIFIED
+    options: runner_pb2.InstanceOptions = field(default_factory=runner_pb2.InstanceOptions)
 
 
 async def bring_up(
@@ -51,7 +52,7 @@ async def bring_up(
             placement = await _place(cluster, wanted, request_id)
             head = cluster.head(placement)
             try:
-                await head.start(instance_id, placement)
+                await head.start(instance_id, placement, wanted.options)
                 break
             except ShardringError as error:
                 if error.reason is not Reason.RING_PORT_IN_USE or attempt == PORT_ATTEMPTS:
@@ -94,6 +95,7 @@ def ready_instances(census: Census, wanted: Wanted, commit: str) -> list[runner_
             and instance.placement.model_id == wanted.model_id
             and commit in ("", instance.placement.commit)
             and _fulfils(instance.placement, wanted)
+            and _runs_so(instance.options, wanted.options)
         ),
         key=lambda instance: (instance.request_count, instance.instance_id),
     )
@@ -143,6 +145,14 @@ def _fulfils(placement: placement_pb2.Placement, wanted: Wanted) -> bool:
         and all(layers.get(n, 0) <= most for n, most in constraints.max_layer_counts.items())
         # How much cache was set aside for how many tokens, a placement does not say.
         and (cached or not constraints.context_token_count)
+    )
+
+
+def _runs_so(options: runner_pb2.InstanceOptions, wanted: runner_pb2.InstanceOptions) -> bool:
+    """Return whether an instance is run as is wanted; what isn't said may be anything."""
+    return wanted.cache_bits in (0, options.cache_bits) and wanted.max_cache_token_count in (
+        0,
+        options.max_cache_token_count,
     )
 
 

@@ -92,12 +92,27 @@ COMMANDS = {
         'shardring run mlx-community/Qwen3-0.6B-4bit "Why is the sky blue?" --keep',
     ),
     "ps": Lazy(f"{_IN}.ps:ps", "Show instances, ended ones too.", "shardring ps"),
+    "top": Lazy(
+        f"{_IN}.top:top",
+        "Watch what instances do and what their ranks spend.",
+        "shardring top chat",
+    ),
+    "logs": Lazy(
+        f"{_IN}.logs:logs",
+        "Show the last log lines of an instance's ranks.",
+        "shardring logs chat --rank 1",
+    ),
     "generate": Lazy(
         f"{_IN}.generate:generate",
         "Answer a prompt on an instance.",
         'shardring generate chat "Why is the sky blue?" --temperature 0.7',
     ),
     "down": Lazy(f"{_IN}.down:down", "Stop instances.", "shardring down chat"),
+    "gateway": Lazy(
+        f"{_IN}.gateway:gateway",
+        "Serve the OpenAI and Anthropic APIs in front of all instances.",
+        "shardring gateway --port 52470",
+    ),
 }
 
 

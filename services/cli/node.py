@@ -23,6 +23,7 @@ from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
 from services.common.errors import invalid_field
 from services.common.logs import start_logging
+from services.common.metrics import start_metrics
 from services.common.options import option
 from services.common.server import ListenError, announce, start_server, until_stopped
 from services.common.telemetry import start_telemetry
@@ -32,6 +33,7 @@ from services.downloads.worker.ways import Way
 from services.downloads.worker.worker import DownloadsWorker
 from services.runner.bootstrap import build_calibrator, build_runner
 from services.runner.domain.calibration import Calibration
+from services.runner.metrics import observe_instances
 from services.topology.agent.agent import AgentOptions, TopologyAgent
 from services.topology.agent.bursts import BurstGate
 from services.topology.agent.identity import held_identity
@@ -143,13 +145,17 @@ async def run_node(options: NodeOptions) -> None:
             await asyncio.wait([looking])
             return
         topology, downloads = looking.result()
-        start_telemetry(
-            "shardring-node",
-            node_id=identity.node_id,
-            node_name=options.name or socket.gethostname(),
-        )
+        described = {
+            "node_id": identity.node_id,
+            "node_name": options.name or socket.gethostname(),
+        }
+        start_telemetry("shardring-node", **described)
+        # Both tell the last when the process ends.
+        measured = start_metrics("shardring-node", **described) is not None
         remote = Remote("downloads", [downloads])
-        runner, registrations = build_runner(identity.node_id, remote)
+        runner, registrations = build_runner(identity.node_id, remote, listen.host)
+        if measured:
+            observe_instances(runner.list)
         gate = BurstGate(identity.node_id, runner.generating)
         server = await start_server(
             listen, [identity_registration(identity.node_id, gate), *registrations]

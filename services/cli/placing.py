@@ -12,6 +12,7 @@ from services.cli.names import resolve_nodes
 from services.cli.shell import INT32
 from services.common.errors import invalid_field
 from shardring.placement.v1 import placement_pb2, placement_service_pb2
+from shardring.runner.v1 import runner_pb2
 from shardring.topology.v1 import topology_pb2
 
 MAX_GB = 1e6
@@ -71,6 +72,30 @@ _OPTIONS = (
 )
 
 
+_CACHE_OPTIONS = (
+    click.option(
+        "--cache-bits",
+        type=INT32,
+        default=0,
+        help="Quantize the key-value cache to 4 or 8 bits a value; 0: as the model computes it.",
+    ),
+    click.option(
+        "--max-cache-tokens",
+        type=INT32,
+        default=0,
+        help="Keep but so many tokens of each request in the cache, the first four and the "
+        "latest; 0: all.",
+    ),
+)
+
+
+def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `wanted_placement` that say how an instance is run."""
+    for add in reversed(_CACHE_OPTIONS):
+        command = add(command)
+    return command
+
+
 def placing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that `wanted_placement` takes."""
     for add in reversed(_OPTIONS):
@@ -92,6 +117,8 @@ async def wanted_placement(
     keep_free_gb: float,
     objective: str,
     revision: str,
+    cache_bits: int = 0,
+    max_cache_tokens: int = 0,
 ) -> Wanted:
     """Return what is wanted; asks topology for the named nodes only when some are named.
 
@@ -115,6 +142,7 @@ async def wanted_placement(
             headroom_bytes=round(keep_free_gb * 1e9),
         ),
         _OBJECTIVES[objective],
+        runner_pb2.InstanceOptions(cache_bits=cache_bits, max_cache_token_count=max_cache_tokens),
     )
 
 

@@ -24,11 +24,14 @@ class RunnerClient:
         self._stub = InstanceServiceStub(self.remote.channel)
 
     async def start(
-        self, instance_id: str, placement: placement_pb2.Placement
+        self,
+        instance_id: str,
+        placement: placement_pb2.Placement,
+        options: runner_pb2.InstanceOptions | None = None,
     ) -> runner_pb2.Instance:
         """Start every shard of a placement whose head this node is."""
         request = instance_service_pb2.StartInstanceRequest(
-            instance_id=instance_id, placement=placement
+            instance_id=instance_id, placement=placement, options=options
         )
         response = await self.remote.unary(self._stub.StartInstance, request, timeout=START_SECONDS)
         return response.instance
@@ -45,6 +48,12 @@ class RunnerClient:
             request.page_token = response.next_page_token
             if not request.page_token:
                 return instances
+
+    async def get(self, instance_id: str) -> runner_pb2.Instance:
+        """Return one instance, with the last log lines of this node's shard."""
+        request = instance_service_pb2.GetInstanceRequest(instance_id=instance_id)
+        response = await self.remote.unary(self._stub.GetInstance, request, timeout=LIST_SECONDS)
+        return response.instance
 
     async def watch(self, instance_id: str) -> AsyncGenerator[runner_pb2.Instance, None]:
         """Yield an instance as it is, then at each change, until it has ended."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from services.common.addresses import HostPort
@@ -29,6 +30,16 @@ class Span:
         return (self.end_ns - self.start_ns) / 1e6
 
 
+class _NoMetrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Takes the metrics that nodes send to the same endpoint, and keeps none."""
+
+    async def Export(
+        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: object
+    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
+        """Take metrics."""
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
     """Keeps the spans that processes export to it by OTLP over gRPC."""
 
@@ -40,6 +51,7 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
     async def start(self) -> None:
         """Listen on a free loopback port, which `address` then tells."""
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_NoMetrics(), self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
         self.address = HostPort("127.0.0.1", port)

@@ -1,5 +1,6 @@
 """Figures and foreign text in words that fit a line."""
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -80,6 +81,13 @@ def percent(fraction: float) -> str:
     return f"{whole} %"
 
 
+def rate(per_second: float) -> str:
+    """Return how many come in a second: "0", "0.4", "52.3", "1240"."""
+    if per_second <= 0:
+        return "0"
+    return f"{per_second:.1f}" if per_second < 99.95 else f"{per_second:.0f}"
+
+
 def count(number: int, noun: str) -> str:
     """Return "1 node", "3 nodes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -93,6 +101,11 @@ def stage(start: int, end: int) -> str:
 def without_controls(text: str) -> str:
     """Return text that may be written to a terminal: what a model says must not steer it."""
     return _CONTROLS.sub("", text)
+
+
+def quoted(text: str) -> str:
+    """Return text in quotes, on one line, with spaces and line ends that can be seen."""
+    return without_controls(json.dumps(text, ensure_ascii=False))
 
 
 def error_details(error: ShardringError) -> str:

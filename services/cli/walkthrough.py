@@ -12,8 +12,9 @@ from pathlib import Path
 from opentelemetry import trace
 from rich.console import Console
 
+from services.cli.answers import stream_answers
 from services.cli.client import ClientOptions, Cluster
-from services.cli.follow import follow_downloads, follow_instance, stream_generation
+from services.cli.follow import follow_downloads, follow_instance
 from services.cli.instances import Wanted, bring_up
 from services.cli.lab import Lab, LabError
 from services.cli.names import names_of_nodes
@@ -151,8 +152,8 @@ async def _ask(
                 text.append(part.text)
                 yield part
 
-    completion = await stream_generation(noted(), console)
-    console.print(completion_line(completion), style="dim")
+    (answered,) = await stream_answers(noted(), console)
+    console.print(completion_line(answered.completion), style="dim")
     return "".join(text)
 
 

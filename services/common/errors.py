@@ -70,6 +70,8 @@ class Reason(StrEnum):
     PHASE_TIMEOUT = auto()
     STAGES_UNSUPPORTED = auto()
     NODE_LOST = auto()
+    CACHE_TOO_SMALL = auto()
+    INSTANCE_AMBIGUOUS = auto()
 
 
 class ShardringError(Exception):

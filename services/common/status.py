@@ -72,6 +72,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.PHASE_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.STAGES_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.NODE_LOST: grpc.StatusCode.UNAVAILABLE,
+    Reason.CACHE_TOO_SMALL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.INSTANCE_AMBIGUOUS: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 

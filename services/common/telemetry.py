@@ -1,7 +1,7 @@
 """OpenTelemetry: one tracer provider a process, exported by OTLP when an endpoint is set."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpc.aio import ClientInterceptor, ServerInterceptor
@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 # Calls that run all the time, or for as long as a process: as spans they would be noise.
 _QUIET_METHODS = (
     "Check",
+    "HealthCheck",
     "Watch",
     "ServerReflectionInfo",
     "ReportNode",
@@ -38,6 +39,28 @@ def _is_told(call: Any) -> bool:
     return name.rpartition("/")[2] not in _QUIET_METHODS
 
 
+def process_resource(service_name: str, attributes: Mapping[str, str]) -> Resource:
+    """Return what describes this process to a collector."""
+    return Resource.create(
+        {
+            "service.name": service_name,
+            "service.namespace": "shardring",
+            **{f"shardring.{key}": value for key, value in attributes.items()},
+        }
+    )
+
+
+def is_exported(signal: str) -> bool:
+    """Say whether a signal, TRACES or METRICS, has an OTLP endpoint to go to."""
+    wanted = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get(
+        f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"
+    )
+    if wanted:
+        # The specification's 10 s would keep a process from ending when its collector is gone.
+        os.environ.setdefault("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    return bool(wanted)
+
+
 def start_telemetry(service_name: str, **attributes: str) -> TracerProvider:
     """Set this process's tracer provider; call once, before servers and channels are built.
 
@@ -45,22 +68,11 @@ def start_telemetry(service_name: str, **attributes: str) -> TracerProvider:
     OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set; the other OTEL_*
     variables mean what the OpenTelemetry specification says.
     """
-    resource = Resource.create(
-        {
-            "service.name": service_name,
-            "service.namespace": "shardring",
-            **{f"shardring.{key}": value for key, value in attributes.items()},
-        }
-    )
-    provider = TracerProvider(resource=resource)
-    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get(
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-    ):
+    provider = TracerProvider(resource=process_resource(service_name, attributes))
+    if is_exported("TRACES"):
         # Slow to import, and most processes export nothing.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        # The specification's 10 s would keep a process from ending when its collector is gone.
-        os.environ.setdefault("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider

@@ -6,9 +6,11 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from contextvars import Context
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -19,16 +21,10 @@ from services.common.errors import Reason, ShardringError, invalid_field
 from services.runner.adapters.ports import check_port_free
 from services.runner.adapters.sibling import RemoteSibling
 from services.runner.changes import Changes
-from services.runner.child_protocol import Run
 from services.runner.domain import faults
-from services.runner.domain.request import (
-    Input,
-    Sampling,
-    check_input,
-    check_max_token_count,
-    check_sampling,
-)
+from services.runner.domain.request import GenerationRequest, check_request
 from services.runner.domain.ring import Ring, check_ring
+from services.runner.domain.state import ShardState
 from services.runner.requests import Completion, Part, Requests
 from services.runner.supervisor import FileSource, ShardSupervisor
 from services.runner.views import InstanceView
@@ -51,6 +47,7 @@ class _Instance:
     shard: ShardSupervisor
     siblings: dict[int, RemoteSibling]
     requests: Requests
+    mlx_engine_port: int = 0
 
     async def retire(self) -> None:
         """Follow the instance to its end, then let go of the connections that this took."""
@@ -90,6 +87,9 @@ class Runner:
         self._closing = False
         # Tells when `idle` may have changed.
         self.changes = Changes()
+        # Given the id and the run id of each instance that this node comes to head, does what is
+        # to be done for it until it has ended.
+        self.on_head: Callable[[str, str], Coroutine[Any, Any, None]] | None = None
 
     @property
     def idle(self) -> bool:
@@ -175,12 +175,12 @@ class Runner:
             instance_id, ring, assigned, self._files, {**siblings}, trace_context
         )
 
-        async def submit(run: Run) -> None:
-            await asyncio.gather(*(sibling.submit(run) for sibling in siblings.values()))
-
-        instance = _Instance(run_id, shard, siblings, Requests(shard, submit))
+        instance = _Instance(run_id, shard, siblings, Requests(shard))
         self._instances[instance_id] = instance
         self._keep(self._retire(instance))
+        if rank == 0 and self.on_head is not None:
+            # Outlives the call that starts the instance, and is no part of its trace.
+            self._keep(self.on_head(instance_id, run_id), Context())
         self.changes.notify()
 
     async def _retire(self, instance: _Instance) -> None:
@@ -189,18 +189,29 @@ class Runner:
         finally:
             self.changes.notify()
 
-    def submit(self, instance_id: str, run_id: str, run: Run) -> None:
-        """Hand a request to this node's rank, which is not the head."""
-        self._find(instance_id, run_id).shard.run(run)
-
     def get(self, instance_id: str) -> InstanceView:
         """Return one instance. Raises ShardringError(INSTANCE_NOT_FOUND)."""
         return _view(self._find(instance_id))
 
     def list(self) -> list[InstanceView]:
         """Return all instances, newest first."""
-        views = [_view(instance) for instance in self._instances.values()]
+        # A copy: metrics ask from a thread of their own.
+        views = [_view(instance) for instance in list(self._instances.values())]
         return sorted(views, key=lambda view: (-view.create_time, view.instance_id))
+
+    def model_folder(self, instance_id: str) -> Path:
+        """Return where this node has an instance's files. Raises ShardringError unless it has."""
+        shard = self._find(instance_id).shard
+        if shard.folder is None:
+            raise faults.instance_not_ready(instance_id, shard.mine.state, shard.error)
+        return shard.folder
+
+    def note_mlx_engine_port(self, instance_id: str, run_id: str, port: int) -> None:
+        """Note where a start of an instance is served as MlxEngine; 0: nowhere."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.run_id == run_id:
+            instance.mlx_engine_port = port
+            instance.shard.changes.notify()
 
     async def watch(self, instance_id: str, run_id: str = "") -> AsyncGenerator[InstanceView, None]:
         """Yield an instance as it is and at each change, until all its shards have ended.
@@ -233,19 +244,17 @@ class Runner:
         return _view(instance)
 
     async def generate(
-        self, instance_id: str, given: Input, sampling: Sampling, max_token_count: int
+        self, instance_id: str, request: GenerationRequest
     ) -> AsyncGenerator[Part | Completion, None]:
-        """Yield the parts of one generation, then its completion. Closing cancels.
+        """Yield the parts of one generation, then its completions. Closing cancels.
 
         Raises ShardringError as Generate documents.
         """
         instance = self._find(instance_id)
         if instance.shard.rank.rank != 0:
             raise faults.not_head(instance_id, instance.shard.ring)
-        check_input(given)
-        check_sampling(sampling)
-        check_max_token_count(max_token_count)
-        async with aclosing(instance.requests.generate(given, sampling, max_token_count)) as parts:
+        check_request(request)
+        async with aclosing(instance.requests.generate(request)) as parts:
             async for part in parts:
                 yield part
 
@@ -282,8 +291,10 @@ class Runner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._files.close()
 
-    def _keep(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        task = asyncio.create_task(work)
+    def _keep(
+        self, work: Coroutine[Any, Any, Result], context: Context | None = None
+    ) -> asyncio.Task[Result]:
+        task = asyncio.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -319,12 +330,16 @@ def _check_id(instance_id: str) -> None:
 
 def _view(instance: _Instance) -> InstanceView:
     shard = instance.shard
+    at_work = shard.rank.rank == 0 and shard.mine.state is ShardState.READY
+    views = shard.views | {shard.rank.rank: replace(shard.mine, log_lines=shard.log_lines)}
     return InstanceView(
         instance_id=shard.instance_id,
         ring=shard.ring,
         rank=shard.rank.rank,
-        shards=tuple(view for _, view in sorted(shard.views.items())),
+        shards=tuple(view for _, view in sorted(views.items())),
         create_time=shard.create_time,
         request_count=instance.requests.count,
         has_chat_template=shard.has_chat_template,
+        mlx_engine_port=instance.mlx_engine_port,
+        load=shard.load if at_work else None,
     )

@@ -8,14 +8,20 @@ from services.runner.adapters.calibration import CalibrationFile, measure_in_chi
 from services.runner.adapters.files import Files
 from services.runner.app import Runner
 from services.runner.calibrator import Calibrator
+from services.runner.rpc.engine_ports import EnginePorts
 from services.runner.rpc.instance_service import InstanceServicer
+from services.runner.rpc.mlx_engine import mlx_engine_registration
 from services.runner.rpc.shard_service import ShardServicer
 from shardring.runner.v1 import instance_service_pb2_grpc, shard_service_pb2_grpc
 
 
-def build_runner(node_id: str, downloads: Remote) -> tuple[Runner, list[Registration]]:
-    """Return a node's runner and its gRPC services. Close the runner before the server."""
+def build_runner(node_id: str, downloads: Remote, host: str) -> tuple[Runner, list[Registration]]:
+    """Return a node's runner and its gRPC services. Close the runner before the server.
+
+    On `host` each READY instance that the node heads is served to gateways, at a port of its own.
+    """
     runner = Runner(node_id, Files(node_id, downloads))
+    runner.on_head = EnginePorts(runner, host).serve
     return runner, registrations(runner)
 
 
@@ -44,4 +50,5 @@ def registrations(runner: Runner) -> list[Registration]:
                 ShardServicer(runner), server
             ),
         ),
+        mlx_engine_registration(runner),
     ]

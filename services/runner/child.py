@@ -17,9 +17,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 
-from opentelemetry import context, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract
 from opentelemetry.trace import Span
@@ -33,6 +32,7 @@ from services.runner.child_protocol import (
     Connect,
     Connected,
     Event,
+    Exit,
     Failed,
     Load,
     Loaded,
@@ -41,7 +41,6 @@ from services.runner.child_protocol import (
     Ready,
     Refused,
     Run,
-    Stop,
     WarmUp,
     decode,
     encode,
@@ -55,7 +54,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """Carries out commands in order; Prepare, Cancel and Stop are taken out of turn.
+    """Carries out commands in order; requests are taken at any time, and Exit out of turn.
 
     `flush` sends off the telemetry.
     """
@@ -71,7 +70,7 @@ class Child:
         self._engine = ShardEngine(self._send)
 
     def run(self) -> None:
-        """Work until something fails, which is reported; Stop ends the process meanwhile."""
+        """Work until something fails, which is reported; Exit ends the process meanwhile."""
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         while True:
             command = self._commands.get()
@@ -94,20 +93,13 @@ class Child:
                 self._send(Connected())
             case Load():
                 with self._span("load"):
-                    memory = self._engine.load(
-                        Path(command.path), command.start, command.end, tensor=command.tensor
-                    )
+                    memory = self._engine.load(command)
                 self._send(Loaded(memory))
             case WarmUp():
                 with self._span("warm-up"):
-                    memory = self._engine.warm_up()
-                self._send(Ready(memory, self._engine.has_chat_template))
-            case Run():
-                token = context.attach(extract(command.trace))
-                try:
-                    self._engine.run(command)
-                finally:
-                    context.detach(token)
+                    memory, step_seconds = self._engine.warm_up()
+                self._send(Ready(memory, self._engine.has_chat_template, step_seconds))
+                self._engine.serve()
 
     def _span(self, name: str) -> AbstractContextManager[Span]:
         return tracer.start_as_current_span(name, context=self._start_context)
@@ -118,23 +110,21 @@ class Child:
         with self._control.makefile("rb") as lines:
             for line in lines:
                 match decode(line):
-                    case Cancel(request_id=request_id):
-                        self._engine.cancel(request_id)
-                    case Stop():
+                    case Run() | Cancel() as item:
+                        self._engine.tell(item)
+                    case Exit():
                         self._flush()
                         break
                     case Prepare() as command:
                         self._prepare(command)
                     case command:
-                        if isinstance(command, Run):
-                            self._engine.expect(command.request_id)
                         self._commands.put(command)
         os._exit(0)
 
     def _prepare(self, command: Prepare) -> None:
         event: Event
         try:
-            event = Prepared(command.request_id, self._engine.prepare(command.input))
+            event = Prepared(command.request_id, self._engine.prepare(command.request))
         except ShardringError as error:
             event = Refused(command.request_id, error.reason, error.message, error.metadata)
         except Exception:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.runner.domain.request import Input, Message, Sampling
+from services.runner.domain.request import GenerationRequest, Input, Message, Sampling, Stop
 
 
 @dataclass(frozen=True)
@@ -17,47 +17,56 @@ class Connect:
 
 @dataclass(frozen=True)
 class Load:
-    """Read layers [start, end) of the model in folder `path`; with `tensor` a part of each."""
+    """Read layers [start, end) of the model in folder `path`; with `tensor` a part of each.
+
+    `reserved_bytes` were set aside for key-value caches; 0: nothing was said. `cache_bits` and
+    `max_cache_tokens` as in InstanceOptions.
+    """
 
     path: str
     start: int
     end: int
     tensor: bool
+    reserved_bytes: int = 0
+    cache_bits: int = 0
+    max_cache_tokens: int = 0
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Run a first request through the whole ring."""
+    """Run a first request through the whole ring, then serve."""
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """On the head: turn an input into prompt tokens. Answered by Prepared or Refused."""
+    """On the head: turn a request's input into prompt tokens. Answered by Prepared or Refused."""
 
     request_id: str
-    input: Input
+    request: GenerationRequest
 
 
 @dataclass(frozen=True)
 class Run:
-    """Work on a request. Answered on the head by Tokens and Finished."""
+    """On the head: answer a prompt. Answered by Started, Tokens and Finished, or by Refused."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
-    max_token_count: int
+    stop: Stop = field(default_factory=Stop)
+    max_token_count: int = 0
+    top_logprob_count: int | None = None
     trace: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """On the head: end a request at its next token. Quiet when it already ended."""
+    """On the head: end a request at its next step. Quiet when it already ended."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
-class Stop:
+class Exit:
     """Flush what is to be flushed, and exit, whatever is being worked on."""
 
 
@@ -75,10 +84,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Ready:
-    """Warm-up went through the ring and gave sound numbers."""
+    """Warm-up went through the ring and gave sound numbers.
+
+    `step_seconds`: how long a chunk of a prompt took, on the head.
+    """
 
     memory_bytes: int
     has_chat_template: bool
+    step_seconds: float
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Refused:
-    """The input cannot be turned into a prompt; `reason` is a Reason's name."""
+    """The request cannot be worked on; `reason` is a Reason's name."""
 
     request_id: str
     reason: str
@@ -100,39 +113,68 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Tokens that came, and the text that is certain with them."""
+class Started:
+    """A request left the queue."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    text: str
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The request's prompt was processed up to here. Tells the watchdog that work goes on."""
+class Tokens:
+    """What one step gave: (request id, token ids, text that is certain, log-probabilities).
 
-    request_id: str
-    prompt_token_count: int
+    The last is None, or for each token [id, text, logprob, [[id, text, logprob] of the likeliest]].
+    """
+
+    pieces: tuple[tuple[str, tuple[int, ...], str, list[Any] | None], ...]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A request ended. `finish_reason` is "stop", "length" or "cancelled"; durations in seconds."""
+    """A request ended. `finish_reason` is "stop", "length" or "cancelled"; durations in seconds.
+
+    `stop_text` or `stop_token_id` say which of the request's own stops ended it.
+    """
 
     request_id: str
     finish_reason: str
     text: str
     completion_token_count: int
+    cached_token_count: int
+    queue_seconds: float
     prompt_seconds: float
     decode_seconds: float
+    stop_text: str | None = None
+    stop_token_id: int | None = None
 
 
 @dataclass(frozen=True)
-class Followed:
-    """A rank that is not the head has done its part of a request."""
+class Usage:
+    """What a rank spends, over the time since the last one. At most once a second, while it works.
 
-    request_id: str
+    `working` False: it holds no request any more, and nothing follows until it does again.
+    """
+
+    working: bool
+    busy_fraction: float
+    cache_bytes: int
+    cache_limit_bytes: int
+    prefix_cache_bytes: int
+
+
+@dataclass(frozen=True)
+class Working:
+    """What the head does, over the time since the last one; comes with its Usage.
+
+    `step_count`: steps that came back through the ring.
+    """
+
+    step_count: int
+    running_count: int
+    queued_count: int
+    prompt_tokens_per_second: float
+    completion_tokens_per_second: float
+    batch_occupancy: float
 
 
 @dataclass(frozen=True)
@@ -143,26 +185,27 @@ class Failed:
     message: str
 
 
-Command = Connect | Load | WarmUp | Prepare | Run | Cancel | Stop
+Command = Connect | Load | WarmUp | Prepare | Run | Cancel | Exit
 Event = (
     Connected
     | Loaded
     | Ready
     | Prepared
     | Refused
+    | Started
     | Tokens
-    | Progress
     | Finished
-    | Followed
+    | Usage
+    | Working
     | Failed
 )
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Connect, Load, WarmUp, Prepare, Run, Cancel, Stop),
-        *(Connected, Loaded, Ready, Prepared, Refused, Tokens, Progress, Finished),
-        *(Followed, Failed),
+        *(Connect, Load, WarmUp, Prepare, Run, Cancel, Exit),
+        *(Connected, Loaded, Ready, Prepared, Refused, Started, Tokens, Finished),
+        *(Usage, Working, Failed),
     )
 }
 
@@ -181,14 +224,27 @@ def decode(line: bytes) -> Any:
     for name, value in body.items():
         if isinstance(value, list):
             body[name] = tuple(value)
-    if "sampling" in body:
-        body["sampling"] = Sampling(**body["sampling"])
-    if "input" in body:
-        given = body["input"]
-        messages, ids = given["messages"], given["token_ids"]
-        body["input"] = Input(
-            prompt=given["prompt"],
-            messages=None if messages is None else tuple(Message(**m) for m in messages),
-            token_ids=None if ids is None else tuple(ids),
-        )
+    if kind is Run:
+        body["sampling"], body["stop"] = _sampling(body["sampling"]), _stop(body["stop"])
+    elif kind is Prepare:
+        body["request"] = _request(body["request"])
     return kind(**body)
+
+
+def _request(given: dict[str, Any]) -> GenerationRequest:
+    messages, ids = given["input"]["messages"], given["input"]["token_ids"]
+    wanted = Input(
+        prompt=given["input"]["prompt"],
+        messages=None if messages is None else tuple(Message(**m) for m in messages),
+        token_ids=None if ids is None else tuple(ids),
+    )
+    sampling, stop = _sampling(given["sampling"]), _stop(given["stop"])
+    return GenerationRequest(**{**given, "input": wanted, "sampling": sampling, "stop": stop})
+
+
+def _sampling(given: dict[str, Any]) -> Sampling:
+    return Sampling(**{**given, "logit_bias": tuple(map(tuple, given["logit_bias"]))})
+
+
+def _stop(given: dict[str, Any]) -> Stop:
+    return Stop(tuple(given["texts"]), tuple(given["token_ids"]), given["ignore_end_tokens"])

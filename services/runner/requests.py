@@ -3,14 +3,15 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.propagate import inject
+from opentelemetry.trace import Span
 
-from services.common import deadline
 from services.common.errors import Reason, ShardringError
 from services.common.status import known_error
 from services.runner.child_protocol import (
@@ -21,113 +22,180 @@ from services.runner.child_protocol import (
     Prepared,
     Refused,
     Run,
+    Started,
     Tokens,
 )
 from services.runner.domain import faults
-from services.runner.domain.request import Input, Sampling
+from services.runner.domain.request import ChosenLogprob, GenerationRequest, TokenLogprob
+from services.runner.metrics import Metrics
 from services.runner.supervisor import ShardSupervisor
 
 tracer = trace.get_tracer(__name__)
 
-QUEUE_LIMIT = 64
-# The longest a healthy ring may take for one step: a chunk of the prompt, or a token.
-STEP_SECONDS = 120.0
+# Answers that wait or are computed.
+QUEUE_LIMIT = 128
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens that came, and the text that is certain with them."""
+    """Tokens that came, and the text that is certain with them. `logprobs`: where asked for, one
+    for each token."""
 
     token_ids: tuple[int, ...]
     text: str
+    choice_index: int = 0
+    logprobs: tuple[ChosenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The end of a generation. `finish_reason` is "stop" or "length"."""
+    """The end of a choice. `finish_reason` is "stop" or "length"; `stop_text` or `stop_token_id`
+    is the one of the request's own that ended it."""
 
     text: str
     finish_reason: str
     prompt_token_count: int
     completion_token_count: int
+    cached_token_count: int
     queue_seconds: float
     prompt_seconds: float
     decode_seconds: float
+    choice_index: int = 0
+    stop_text: str | None = None
+    stop_token_id: int | None = None
 
 
-@dataclass
-class _Request:
-    """One request on its way. `events` ends with None when the shard ends."""
+@dataclass(eq=False)
+class _Call:
+    """One call of Generate on its way. `items` are what its client is still to be given."""
 
-    request_id: str
-    events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue)
-    parts: asyncio.Queue[Part | Completion | ShardringError] = field(default_factory=asyncio.Queue)
-    begun: bool = False
-    running: bool = False
-    abandoned: bool = False
+    is_chat: bool
+    arrived: float = field(default_factory=time.perf_counter)
+    items: deque[Part | Completion | ShardringError] = field(default_factory=deque)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    prompt_token_count: int = 0
+    sent: int = 0
+    # Choices the child works on.
+    open_count: int = 0
+
+    def give(self, item: Part | Completion | ShardringError) -> None:
+        """Have the client given an item."""
+        self.items.append(item)
+        self.came.set()
+
+
+@dataclass(eq=False)
+class _Choice:
+    """One answer of a call."""
+
+    call: _Call
+    index: int
+    queue: Span | None
 
 
 class Requests:
-    """Takes requests at any time, prepares each at once, and runs one after the other.
+    """Hands requests to the child, and what it says of them to the clients."""
 
-    `submit` hands a request to every other rank.
-    """
-
-    def __init__(self, shard: ShardSupervisor, submit: Callable[[Run], Awaitable[None]]) -> None:
+    def __init__(self, shard: ShardSupervisor) -> None:
         self._shard = shard
-        self._submit = submit
-        self._turn = asyncio.Lock()
-        self._requests: dict[str, _Request] = {}
+        self._metrics = Metrics(shard.ring.model_id, shard.instance_id)
+        self._calls: set[_Call] = set()
+        self._choices: dict[str, _Choice] = {}
+        self._preparing: dict[str, asyncio.Future[Prepared]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         shard.on_event = self._take
         self._keep(self._end_with_shard())
 
     @property
     def count(self) -> int:
         """Requests that wait or run."""
-        return len(self._requests)
+        return len(self._calls)
 
-    async def generate(
-        self, given: Input, sampling: Sampling, max_token_count: int
-    ) -> AsyncGenerator[Part | Completion, None]:
-        """Yield parts, then one completion. Closing the iterator cancels the request.
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Part | Completion, None]:
+        """Yield parts, then one completion a choice. Closing the iterator cancels.
 
-        Raises ShardringError: what `Tokenizer.prepare` refuses, QUEUE_FULL, INSTANCE_NOT_READY,
-        and INSTANCE_FAILED with the count of tokens already sent.
+        Raises ShardringError: what `Tokenizer.prepare` refuses, QUEUE_FULL, CACHE_TOO_SMALL,
+        INSTANCE_NOT_READY, and INSTANCE_FAILED with the count of tokens already sent.
         """
-        shard = self._shard
-        shard.check_ready()
-        if self.count >= QUEUE_LIMIT:
+        self._shard.check_ready()
+        waiting = len(self._choices) + len(self._preparing)
+        if waiting + request.choice_count > QUEUE_LIMIT:
             raise ShardringError(
                 Reason.QUEUE_FULL,
-                f"{self.count} requests wait already; try again in a moment.",
-                metadata={"queued_count": self.count, "queue_limit": QUEUE_LIMIT},
+                f"{waiting} answers wait or are computed already; try again in a moment.",
+                metadata={"queued_count": waiting, "queue_limit": QUEUE_LIMIT},
                 retry_delay_seconds=1,
             )
-        request = _Request(uuid.uuid4().hex)
-        self._requests[request.request_id] = request
-        # A task of its own: when the client goes away, the ring still has to be told and awaited.
-        work = self._keep(self._work(request, given, sampling, max_token_count))
-        work.add_done_callback(lambda _: self._requests.pop(request.request_id))
-        sent = 0
+        call = _Call(is_chat=request.input.messages is not None)
+        self._calls.add(call)
+        names: list[str] = []
         try:
-            while True:
-                part = await request.parts.get()
-                if isinstance(part, ShardringError):
-                    if part.reason is Reason.INSTANCE_FAILED:
-                        part.metadata["sent_token_count"] = str(sent)
-                    raise part
-                if isinstance(part, Part):
-                    sent += len(part.token_ids)
-                yield part
-                if isinstance(part, Completion):
-                    return
+            names = await self._start(call, request)
+            left = request.choice_count
+            while left:
+                await call.came.wait()
+                for item in _merged(call):
+                    if isinstance(item, ShardringError):
+                        raise self._told(item, call)
+                    if isinstance(item, Part):
+                        call.sent += len(item.token_ids)
+                    else:
+                        left -= 1
+                    yield item
+        except ShardringError as error:
+            self._metrics.request_ended(error_type=error.reason, is_chat=call.is_chat)
+            raise
         finally:
-            request.abandoned = True
-            if request.running:
-                shard.send(Cancel(request.request_id))
-            elif not request.begun:
-                work.cancel()
+            for name in names:
+                if name in self._choices:
+                    self._shard.send(Cancel(name))
+            if not call.open_count:
+                self._calls.discard(call)
+
+    async def _start(self, call: _Call, request: GenerationRequest) -> list[str]:
+        """Have the child work on every choice; return their names."""
+        name = uuid.uuid4().hex
+        self._preparing[name] = future = asyncio.get_running_loop().create_future()
+        try:
+            self._shard.send(Prepare(name, request))
+            prepared = await future
+        finally:
+            del self._preparing[name]
+        call.prompt_token_count = len(prepared.token_ids)
+        names = [f"{name}-{index}" for index in range(request.choice_count)]
+        self._watch()
+        for index, choice_name in enumerate(names):
+            seed = (request.sampling.seed + index) % 2**63
+            self._shard.run(
+                Run(
+                    choice_name,
+                    prepared.token_ids,
+                    replace(request.sampling, seed=seed),
+                    request.stop,
+                    request.max_token_count,
+                    request.top_logprob_count,
+                    _trace_context(),
+                )
+            )
+            self._choices[choice_name] = _Choice(call, index, tracer.start_span("queue"))
+            call.open_count += 1
+        return names
+
+    def _watch(self) -> None:
+        """Have progress watched for as long as there is work."""
+        if self._watching is None or self._watching.done():
+            self._watching = self._keep(self._watch_progress())
+
+    async def _watch_progress(self) -> None:
+        """Fail the instance when a step takes far longer than any should."""
+        shard, began = self._shard, time.monotonic()
+        limit = shard.stall_seconds
+        while (silent := time.monotonic() - max(began, shard.last_progress)) < limit:
+            await asyncio.sleep(limit - silent)
+            if not self._choices:
+                return
+        shard.fail(faults.request_stuck(shard.rank, limit))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -136,86 +204,133 @@ class Requests:
         return task
 
     def _take(self, event: Event) -> None:
-        request = self._requests.get(getattr(event, "request_id", ""))
-        if request is not None:
-            request.events.put_nowait(event)
+        match event:
+            case Tokens(pieces=pieces):
+                for name, ids, text, logprobs in pieces:
+                    # A client that has gone may still be sent what was on its way.
+                    if (choice := self._choices.get(name)) is not None:
+                        told = None if logprobs is None else tuple(map(_logprob, logprobs))
+                        choice.call.give(Part(tuple(ids), text, choice.index, told))
+            case Prepared():
+                if (future := self._preparing.get(event.request_id)) and not future.done():
+                    future.set_result(event)
+            case Started():
+                self._end_queue(self._choices.get(event.request_id))
+            case Finished():
+                self._finish(self._choices.pop(event.request_id), event)
+            case Refused():
+                self._refuse(event)
+            case _:
+                raise ValueError(f"unexpected {event}")
+
+    def _refuse(self, event: Refused) -> None:
+        error = ShardringError(Reason(event.reason), event.message, metadata={**event.metadata})
+        if (future := self._preparing.get(event.request_id)) is not None:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            choice = self._choices.pop(event.request_id)
+            self._end_queue(choice)
+            self._close(choice.call)
+            choice.call.give(error)
+
+    def _finish(self, choice: _Choice, event: Finished) -> None:
+        call = choice.call
+        self._end_queue(choice)
+        self._close(call)
+        self._metrics.request_ended(
+            finish_reason=event.finish_reason,
+            is_chat=call.is_chat,
+            prompt_tokens=call.prompt_token_count,
+            cached_tokens=event.cached_token_count,
+            completion_tokens=event.completion_token_count,
+            queue_s=event.queue_seconds,
+            time_to_first_token_s=(
+                event.queue_seconds + event.prompt_seconds if event.completion_token_count else None
+            ),
+            decode_s=event.decode_seconds,
+        )
+        call.give(
+            Completion(
+                text=event.text,
+                finish_reason=event.finish_reason,
+                prompt_token_count=call.prompt_token_count,
+                completion_token_count=event.completion_token_count,
+                cached_token_count=event.cached_token_count,
+                queue_seconds=event.queue_seconds,
+                prompt_seconds=event.prompt_seconds,
+                decode_seconds=event.decode_seconds,
+                choice_index=choice.index,
+                stop_text=event.stop_text,
+                stop_token_id=event.stop_token_id,
+            )
+        )
+
+    def _close(self, call: _Call) -> None:
+        call.open_count -= 1
+        if not call.open_count:
+            self._calls.discard(call)
+
+    @staticmethod
+    def _end_queue(choice: _Choice | None) -> None:
+        if choice is not None and choice.queue is not None:
+            choice.queue.end()
+            choice.queue = None
 
     async def _end_with_shard(self) -> None:
         await self._shard.ended()
-        for request in self._requests.values():
-            request.events.put_nowait(None)
-
-    async def _work(
-        self, request: _Request, given: Input, sampling: Sampling, max_token_count: int
-    ) -> None:
-        # Once begun, the ring is told in full, however little time the client has left.
-        deadline.set_remaining(None)
-        try:
-            prompt = await self._prepare(request, given)
-            queued = time.perf_counter()
-            with tracer.start_as_current_span("queue"):
-                await self._turn.acquire()
-            request.begun = True
-            try:
-                waited = time.perf_counter() - queued
-                run = Run(request.request_id, prompt, sampling, max_token_count, _trace_context())
-                finished = await self._run(request, run)
-            finally:
-                self._turn.release()
-            request.parts.put_nowait(
-                Completion(
-                    text=finished.text,
-                    finish_reason=finished.finish_reason,
-                    prompt_token_count=len(prompt),
-                    completion_token_count=finished.completion_token_count,
-                    queue_seconds=waited,
-                    prompt_seconds=finished.prompt_seconds,
-                    decode_seconds=finished.decode_seconds,
-                )
-            )
-        except Exception as error:
-            request.parts.put_nowait(known_error(error))
-
-    async def _prepare(self, request: _Request, given: Input) -> tuple[int, ...]:
-        self._shard.send(Prepare(request.request_id, given))
-        event = await self._next(request)
-        if isinstance(event, Refused):
-            raise ShardringError(Reason(event.reason), event.message, metadata={**event.metadata})
-        assert isinstance(event, Prepared)
-        return event.token_ids
-
-    async def _run(self, request: _Request, run: Run) -> Finished:
-        try:
-            await self._submit(run)
-        except ShardringError as error:
-            # Some ranks may be waiting in the ring by now, and nobody will come.
-            self._shard.fail(error)
-            await self._shard.ended()
-        self._shard.run(run)
-        request.running = True
-        if request.abandoned:
-            self._shard.send(Cancel(request.request_id))
-        try:
-            while not isinstance(event := await self._next(request), Finished):
-                if isinstance(event, Tokens):
-                    request.parts.put_nowait(Part(event.token_ids, event.text))
-        finally:
-            request.running = False
-        return event
-
-    async def _next(self, request: _Request) -> Event:
-        """Return the child's next word on a request. Raises when the shard ends before."""
         shard = self._shard
-        try:
-            async with asyncio.timeout(STEP_SECONDS):
-                event = await request.events.get()
-        except TimeoutError:
-            shard.fail(faults.request_stuck(shard.rank, STEP_SECONDS))
-            await shard.ended()
-            event = None
-        if event is None:
-            raise faults.instance_not_ready(shard.instance_id, shard.mine.state, shard.error)
-        return event
+        error = faults.instance_not_ready(shard.instance_id, shard.mine.state, shard.error)
+        for future in self._preparing.values():
+            if not future.done():
+                future.set_exception(error.bare())
+        for choice in self._choices.values():
+            self._end_queue(choice)
+            choice.call.open_count = 0
+            choice.call.give(error)
+        self._choices.clear()
+        self._calls.clear()
+
+    @staticmethod
+    def _told(error: ShardringError, call: _Call) -> ShardringError:
+        """Return the error as its own client gets it: with what was sent before."""
+        told = known_error(error).bare()
+        if told.reason is Reason.INSTANCE_FAILED:
+            told.metadata["sent_token_count"] = str(call.sent)
+        return told
+
+
+def _merged(call: _Call) -> list[Part | Completion | ShardringError]:
+    """Take what is there for a client, a choice's neighbouring parts put together.
+
+    So a client that is slower than the ring gets fewer, longer messages.
+    """
+    call.came.clear()
+    items, merged = call.items, list[Part | Completion | ShardringError]()
+    last: dict[int, int] = {}
+    while items:
+        item = items.popleft()
+        if isinstance(item, Part):
+            place = last.get(item.choice_index)
+            if place is not None:
+                merged[place] = _joined(merged[place], item)
+                continue
+            last[item.choice_index] = len(merged)
+        merged.append(item)
+    return merged
+
+
+def _joined(one: Any, other: Part) -> Part:
+    logprobs = None if other.logprobs is None else (one.logprobs or ()) + other.logprobs
+    ids, text = one.token_ids + other.token_ids, one.text + other.text
+    return Part(ids, text, other.choice_index, logprobs)
+
+
+def _logprob(told: list[Any]) -> ChosenLogprob:
+    token, text, logprob, top = told
+    return ChosenLogprob(
+        TokenLogprob(token, text, logprob), tuple(TokenLogprob(*one) for one in top)
+    )
 
 
 def _trace_context() -> dict[str, str]:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,18 +20,21 @@ from services.runner.child_protocol import (
     Event,
     Failed,
     Finished,
-    Followed,
     Load,
     Loaded,
     Ready,
+    Refused,
     Run,
+    Usage,
     WarmUp,
+    Working,
 )
 from services.runner.domain import faults
 from services.runner.domain.plan import Action, View, next_action, stall_limit
 from services.runner.domain.ring import Rank, Ring
 from services.runner.domain.state import ShardState
-from services.runner.views import ShardView
+from services.runner.ring_views import RingViews, Sibling
+from services.runner.views import InstanceLoad, ShardUsage, ShardView
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ _STOP_GRACE_SECONDS = 3.0
 _ROOT_CAUSE_SECONDS = 3.0
 _SIBLINGS_END_SECONDS = 10.0
 _DEATH_SECONDS = 1.0
+# The ring is stuck when nothing comes of it for as many times the warm-up as this, or so long.
+_STALL_STEPS = 20
+_LEAST_STALL_SECONDS = 15.0
 
 
 class FileSource(Protocol):
@@ -64,14 +70,6 @@ class FileSource(Protocol):
         ...
 
 
-class Sibling(Protocol):
-    """Another rank's shard, on its own node."""
-
-    async def follow(self, on_change: Callable[[ShardView], None]) -> None:
-        """Report the shard at each change until it ended. Raises when its node is lost."""
-        ...
-
-
 @dataclass
 class ShardSupervisor:
     """One rank of one instance on this node.
@@ -89,11 +87,14 @@ class ShardSupervisor:
     create_time: float = field(default_factory=time.time)
     on_event: Callable[[Event], None] = lambda _: None
     has_chat_template: bool = False
+    # On the head: what the child last said of its work.
+    load: InstanceLoad = field(default_factory=InstanceLoad)
+    # On the head: when the ring last got something done, and how long a healthy one may take.
+    last_progress: float = 0.0
+    stall_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        now = time.time()
-        pending = ShardState.PENDING
-        self.views = {r.rank: ShardView(r.rank, pending, now) for r in self.ring.ranks}
+        self._views = RingViews(self.ring, self.rank, self.changes)
         self._folder: Path | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
@@ -102,19 +103,37 @@ class ShardSupervisor:
         self._ended = asyncio.Event()
         self._suspect: ShardringError | None = None
         self._suspect_until = 0.0
+        # Of requests only the head is told; every rank's process says whether it works.
         self._requests_at_work: set[str] = set()
+        self._working = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._main = asyncio.create_task(self._live(), name=f"shard {self.instance_id}")
 
     @property
+    def views(self) -> dict[int, ShardView]:
+        """Every rank's shard, as this rank knows it."""
+        return self._views.by_rank
+
+    @property
     def mine(self) -> ShardView:
         """This rank's own shard."""
-        return self.views[self.rank.rank]
+        return self._views.mine
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        """The last lines of this rank's process, now or at its end."""
+        return self._child.log_lines if self._child is not None else ()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where this rank's files are, once they are complete."""
+        return self._folder
 
     @property
     def generating(self) -> bool:
         """True while this rank, head or not, works on a request."""
-        return bool(self._requests_at_work) and not self.mine.state.ended
+        at_work = self._working or bool(self._requests_at_work)
+        return at_work and not self.mine.state.ended
 
     @property
     def ending(self) -> bool:
@@ -124,7 +143,7 @@ class ShardSupervisor:
     @property
     def error(self) -> ShardringError | None:
         """Why the instance failed, as far as this rank knows."""
-        return next((view.error for view in self.views.values() if view.error), None)
+        return self._views.error
 
     def check_ready(self) -> None:
         """Raise ShardringError unless every rank is READY, as far as this one knows."""
@@ -147,7 +166,7 @@ class ShardSupervisor:
     def fail(self, error: ShardringError) -> None:
         """Give up for this reason, unless the shard is ending already."""
         if not self._ending and self.mine.error is None:
-            self._note(error=error)
+            self._views.note(error=error)
 
     async def stop(self) -> None:
         """Stop, and return when the child is gone. Quiet when the shard already ended."""
@@ -170,8 +189,7 @@ class ShardSupervisor:
 
     def note_stopped(self, rank: int) -> None:
         """Note that a sibling's node said that its shard is gone, or never was."""
-        if not self.views[rank].state.ended:
-            self._take_view(replace(self.views[rank], state=ShardState.STOPPED, memory_bytes=0))
+        self._views.note_stopped(rank)
 
     async def close(self) -> None:
         """After the end: stop watching the siblings."""
@@ -182,7 +200,7 @@ class ShardSupervisor:
         # The call that started the shard ends long before the shard does.
         deadline.set_remaining(None)
         for rank, sibling in self.siblings.items():
-            self._spawn(self._follow(rank, sibling))
+            self._spawn(self._views.follow(rank, sibling))
         try:
             while not self.mine.state.ended:
                 try:
@@ -192,23 +210,13 @@ class ShardSupervisor:
             self._ended.set()
             # Siblings end a moment later; what is listed of them should be how they ended.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._siblings_ended(), _SIBLINGS_END_SECONDS)
+                await asyncio.wait_for(self._views.all_ended(), _SIBLINGS_END_SECONDS)
         finally:
             self._ended.set()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._give_up_siblings()
-
-    async def _siblings_ended(self) -> None:
-        while not all(view.state.ended for view in self.views.values()):
-            await self.changes.next.wait()
-
-    def _give_up_siblings(self) -> None:
-        """List no rank as alive that nobody follows any more."""
-        for view in list(self.views.values()):
-            if not view.state.ended:
-                self._take_view(self._failed(view, self.mine.error or self._unseen(view)))
+            self._views.give_up()
 
     async def _step(self) -> None:
         changed = self.changes.next
@@ -219,7 +227,7 @@ class ShardSupervisor:
         view = self._view()
         match next_action(view):
             case Action.FAIL:
-                return await self._end(ShardState.FAILED, self._cause())
+                return await self._end(ShardState.FAILED, self._views.cause())
             case Action.STOP:
                 return await self._end(ShardState.STOPPED)
             case Action.DOWNLOAD:
@@ -232,7 +240,17 @@ class ShardSupervisor:
             case Action.LOAD:
                 start, end = self.rank.layers
                 self._begin(ShardState.LOADING)
-                return self.send(Load(str(self._folder), start, end, self.ring.is_tensor))
+                return self.send(
+                    Load(
+                        str(self._folder),
+                        start,
+                        end,
+                        self.ring.is_tensor,
+                        self.rank.cache_bytes,
+                        self.ring.options.cache_bits,
+                        self.ring.options.max_cache_tokens,
+                    )
+                )
             case Action.WARM_UP:
                 self._begin(ShardState.WARMING_UP)
                 return self.send(WarmUp())
@@ -251,12 +269,11 @@ class ShardSupervisor:
         return None
 
     def _view(self) -> View:
-        others = {rank: v.state for rank, v in self.views.items() if rank != self.rank.rank}
         return View(
             rank=self.rank.rank,
             world_size=self.ring.world_size,
             state=self.mine.state,
-            siblings=others,
+            siblings=self._views.others,
             files_complete=self._folder is not None,
             busy=self._busy,
         )
@@ -264,20 +281,20 @@ class ShardSupervisor:
     def _begin(self, state: ShardState, work: Coroutine[Any, Any, None] | None = None) -> None:
         """Enter a state whose work ends later, with `_busy` set back."""
         self._busy = True
-        self._note(state=state)
+        self._views.note(state=state)
         if work is not None:
             self._spawn(work)
 
     async def _download(self) -> None:
         def progress(fraction: float) -> None:
-            self._note(download_fraction=fraction)
+            self._views.note(download_fraction=fraction)
 
         ring = self.ring
         folder = await self.files.fetch(
             self.instance_id, ring.model_id, ring.commit, self.rank.layers, progress
         )
         self._folder, self._busy = folder, False
-        self._note(download_fraction=1.0)
+        self._views.note(download_fraction=1.0)
 
     async def _start_child(self) -> ChildProcess:
         rank = self.rank
@@ -307,16 +324,19 @@ class ShardSupervisor:
 
     def _take(self, event: Event) -> None:
         match event:
+            case Connected() | Loaded() | Ready() | Usage() | Working() if self._ending:
+                pass  # told too late: states only go forward
             case Connected():
                 self._busy = False
-                self._note(state=ShardState.CONNECTED)
+                self._views.note(state=ShardState.CONNECTED)
             case Loaded(memory_bytes=memory):
                 self._busy = False
-                self._note(state=ShardState.LOADED, memory_bytes=memory)
+                self._views.note(state=ShardState.LOADED, memory_bytes=memory)
             case Ready(memory_bytes=memory, has_chat_template=has_chat_template):
                 self._busy = False
                 self.has_chat_template = has_chat_template
-                self._note(state=ShardState.READY, memory_bytes=memory)
+                self.stall_seconds = max(_LEAST_STALL_SECONDS, _STALL_STEPS * event.step_seconds)
+                self._views.note(state=ShardState.READY, memory_bytes=memory)
             case Failed(reason=reason, message=message):
                 error = self._shard_error(message, Reason(reason))
                 if self.ring.world_size == 1 or error.reason is not Reason.SHARD_FAILED:
@@ -325,34 +345,32 @@ class ShardSupervisor:
                     self._suspect = error
                     self._suspect_until = time.monotonic() + _ROOT_CAUSE_SECONDS
                     self.changes.notify()
-            case Followed(request_id=request_id):
-                self._requests_at_work.discard(request_id)
+            case Usage():
+                self._working = event.working
+                self._views.note(
+                    usage=ShardUsage(
+                        event.busy_fraction,
+                        event.cache_bytes,
+                        event.cache_limit_bytes,
+                        event.prefix_cache_bytes,
+                    )
+                )
+            case Working():
+                if event.step_count:
+                    self.last_progress = time.monotonic()
+                self.load = InstanceLoad(
+                    running_count=event.running_count,
+                    queued_count=event.queued_count,
+                    prompt_tokens_per_second=event.prompt_tokens_per_second,
+                    completion_tokens_per_second=event.completion_tokens_per_second,
+                    batch_occupancy=event.batch_occupancy,
+                )
+                self.changes.notify()
             case _:
-                if isinstance(event, Finished):
+                self.last_progress = time.monotonic()
+                if isinstance(event, Finished | Refused):
                     self._requests_at_work.discard(event.request_id)
                 self.on_event(event)
-
-    async def _follow(self, rank: int, sibling: Sibling) -> None:
-        try:
-            await sibling.follow(self._take_view)
-        except ShardringError as error:
-            if error.reason is Reason.NODE_LOST:
-                error.metadata |= {"rank": str(rank), "phase": self.views[rank].state.name}
-            self._take_view(self._failed(self.views[rank], error))
-
-    def _take_view(self, view: ShardView) -> None:
-        self.views[view.rank] = view
-        self.changes.notify()
-
-    @staticmethod
-    def _failed(view: ShardView, error: ShardringError) -> ShardView:
-        return replace(
-            view,
-            state=ShardState.FAILED,
-            state_time=time.time(),
-            memory_bytes=0,
-            error=error.bare(),
-        )
 
     async def _end(self, state: ShardState, error: ShardringError | None = None) -> None:
         """Release everything, then say so."""
@@ -362,7 +380,7 @@ class ShardSupervisor:
         # One that is still on its way into the ring has nothing to flush, and cannot hear.
         graceful = state is ShardState.STOPPED and self.mine.state > ShardState.CONNECTING
         if state is ShardState.STOPPED:
-            self._note(state=ShardState.STOPPING)
+            self._views.note(state=ShardState.STOPPING)
         else:
             logger.warning("%s rank %d failed: %s", self.instance_id, self.rank.rank, error)
         if self._child is not None:
@@ -370,31 +388,13 @@ class ShardSupervisor:
                 await self._child.stop(_STOP_GRACE_SECONDS)
             else:
                 await self._child.kill()
-        self._note(state=state, memory_bytes=0, error=error)
-
-    def _note(self, **changed: Any) -> None:
-        """Change this rank's own view and wake whoever watches it."""
-        before = self.mine
-        if error := changed.get("error"):
-            changed["error"] = error.bare()
-        after = replace(before, **changed)
-        if after.state is not before.state:
-            after = replace(after, state_time=time.time())
-        self.views[self.rank.rank] = after
-        self.changes.notify()
-
-    def _cause(self) -> ShardringError:
-        """Return the error of the sibling that failed, naming it."""
-        view = next(v for v in self.views.values() if v.state is ShardState.FAILED)
-        rank = self.ring.ranks[view.rank]
-        return view.error or faults.shard_failed(rank, view.state, "it did not say why")
+        self.load = InstanceLoad()
+        self._views.note(
+            state=state, memory_bytes=0, usage=None, log_lines=self.log_lines, error=error
+        )
 
     def _shard_error(self, why: str, reason: Reason = Reason.SHARD_FAILED) -> ShardringError:
         return faults.shard_failed(self.rank, self.mine.state, why, reason)
-
-    def _unseen(self, view: ShardView) -> ShardringError:
-        rank = self.ring.ranks[view.rank]
-        return faults.node_lost(rank, view.state, "was not seen to end")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def guarded() -> None:

@@ -16,14 +16,20 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.generate import generate_step
 from mlx_lm.utils import _get_classes, load_model
 
 from services.runner.domain.request import Sampling
-from services.runner.engine import generation, tensor
+from services.runner.domain.schedule import Command
+from services.runner.engine.follower import Follower
+from services.runner.engine.head import details
+from services.runner.engine.line import Line, Pipeline, Split
 from services.runner.engine.loader import load_stage
 from services.runner.engine.ring import Ring
-from services.runner.engine.stage import Stage, StagesUnsupported
+from services.runner.engine.spans import SequenceSpans
+from services.runner.engine.stage import StagesUnsupported
 from services.runner.engine.tensor import TensorUnsupported, load_tensor
+from services.runner.engine.work import Model, Work
 
 PROMPT = [5, 9, 2, 7, 11, 3, 8]
 STEPS = 16
@@ -70,18 +76,18 @@ def make_model(config: dict[str, Any], folder: Path) -> tuple[int, bool]:
 
 
 class _Recorded:
-    """A stage that keeps the logits of every sampling step."""
+    """A rank's model that keeps the logits of every sampling step."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self.logits: list[mx.array] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
+    def make_cache(self, max_token_count: int | None = None) -> list[Any]:
+        return self._model.make_cache(max_token_count)
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        result = self._stage(inputs, cache)
-        if self._stage.is_last and inputs.shape[1] == 1:
+        result = self._model(inputs, cache)
+        if inputs.shape[1] == 1:
             self.logits.append(result[:, -1, :])
         return result
 
@@ -99,35 +105,49 @@ def run_whole(task: Task) -> dict[str, Any]:
         return result
 
     model.__class__ = type(original.__name__, (original,), {"__call__": call})
-    stage = Stage(model, 0, len(model.layers))
-    list(generation.generate_alone(stage, PROMPT, Sampling(), STEPS + 1))
+    list(generate_step(mx.array(PROMPT), model, max_tokens=STEPS + 1))
     return _written(recorded, task)
 
 
 def run_rank(task: Task, ring: Ring) -> dict[str, Any]:
     """Compute one stage, or one part of every layer, as the product's ranks do."""
+    model: Model
     if task.tensor:
-        return _run_tensor_rank(task, ring)
-    stage = load_stage(Path(task.folder), task.start, task.end)
-    recorded: Any = _Recorded(stage)
+        model = load_tensor(Path(task.folder), ring)
+    else:
+        model = load_stage(Path(task.folder), task.start, task.end)
+    recorded = _Recorded(model)
+    chooses = task.tensor or ring.is_last
+    work = Work(recorded, chooses=chooses, spans=SequenceSpans(ring.rank))
+    work.checking = True
     if ring.rank == 0:
-        for _ in generation.generate_as_head(recorded, ring, PROMPT, STEPS + 1):
-            pass
-        return {}
-    generation.follow(recorded, ring, Sampling(), check=True)
-    return _written(recorded.logits, task) if ring.is_last else {}
+        line = Split(work, ring) if task.tensor else Pipeline(work, ring)
+        tokens = _generate(line)
+        if not task.tensor:
+            return {}
+        mx.save_safetensors(task.logits, {"tokens": mx.array(tokens)})
+        return {"logits": task.logits}
+    follower = Follower(work, ring, lambda _: None, is_split=task.tensor)
+    began = False
+    while not began or work.sequence_count:
+        ring.wait()
+        follower.step()
+        began = True
+    return _written(recorded.logits, task) if ring.is_last and not task.tensor else {}
 
 
-def _run_tensor_rank(task: Task, ring: Ring) -> dict[str, Any]:
-    model = load_tensor(Path(task.folder), ring)
-    if ring.rank:
-        tensor.follow(model, ring)
-        return {}
-    tokens = tensor.generate_as_head(
-        model, ring, PROMPT, Sampling(), STEPS + 1, lambda _: None, check=True
-    )
-    mx.save_safetensors(task.logits, {"tokens": mx.array(list(tokens))})
-    return {"logits": task.logits}
+def _generate(line: Line) -> list[int]:
+    """Have a prompt and greedy steps computed; return the tokens."""
+    opened = [Command.OPEN, 0, 0, 0, details(Sampling(), PROMPT, None, {})]
+    line.prefill([opened], 0, PROMPT[:-1])
+    line.take()
+    tokens, commands = PROMPT[-1:], [[Command.JOIN, 0, 0]]
+    for _ in range(STEPS + 1):
+        line.decode(commands, 0, tokens[-1:], 1, 1)
+        commands = []
+        tokens += line.take()
+    line.tidy([[Command.LEAVE, 0, 0, 0]])
+    return tokens[1:]
 
 
 def _written(logits: list[mx.array], task: Task) -> dict[str, Any]:

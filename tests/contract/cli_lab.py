@@ -173,12 +173,15 @@ class FakeRunner(instance_service_pb2_grpc.InstanceServiceServicer):
         self.start_errors: list[ShardringError] = []
         self.changes: list[runner_pb2.Instance] = []
         self.hangs = False
+        # Where set, a watch goes on with what is put here.
+        self.live: asyncio.Queue[runner_pb2.Instance] | None = None
         self.parts: list[instance_service_pb2.GenerateResponse] = []
         self.generate_error: ShardringError | None = None
         self.asked: list[instance_service_pb2.GenerateRequest] = []
         self.generating = asyncio.Event()
         self.generate_cancelled = asyncio.Event()
         self.started: list[str] = []
+        self.options = runner_pb2.InstanceOptions()
         self.watching = asyncio.Event()
         self.stopped: list[str] = []
 
@@ -188,12 +191,22 @@ class FakeRunner(instance_service_pb2_grpc.InstanceServiceServicer):
         if self.start_errors:
             raise self.start_errors.pop(0)
         self.started.append(request.instance_id)
+        self.options = request.options
         return instance_service_pb2.StartInstanceResponse()
 
     async def ListInstances(
         self, request: instance_service_pb2.ListInstancesRequest, context: object
     ) -> instance_service_pb2.ListInstancesResponse:
         return instance_service_pb2.ListInstancesResponse(instances=self.instances.values())
+
+    async def GetInstance(
+        self, request: instance_service_pb2.GetInstanceRequest, context: object
+    ) -> instance_service_pb2.GetInstanceResponse:
+        if request.instance_id not in self.instances:
+            raise ShardringError(Reason.INSTANCE_NOT_FOUND, "This node knows no such instance.")
+        return instance_service_pb2.GetInstanceResponse(
+            instance=self.instances[request.instance_id]
+        )
 
     async def WatchInstance(
         self, request: instance_service_pb2.WatchInstanceRequest, context: object
@@ -202,6 +215,9 @@ class FakeRunner(instance_service_pb2_grpc.InstanceServiceServicer):
             change.instance_id = request.instance_id
             yield instance_service_pb2.WatchInstanceResponse(instance=change)
         self.watching.set()
+        while self.live is not None:
+            change = await self.live.get()
+            yield instance_service_pb2.WatchInstanceResponse(instance=change)
         if self.hangs:
             await asyncio.Event().wait()
 

@@ -165,6 +165,31 @@ async def test_run_keeps_when_told_and_passes_values_unjudged(
     assert head.stopped == []
 
 
+async def test_run_with_every_setting(cluster: FakeCluster, head: FakeRunner) -> None:
+    one, other = answer("Paris"), answer("Lyon")
+    one[0].logprobs.add().chosen.CopyFrom(runner_pb2.TokenLogprob(text="Paris", logprob=-0.5))
+    for part in other:
+        part.choice_index = 1
+    head.parts = [other[0], *one, other[1]]
+    run = await cluster.run(
+        *("run", MODEL, "Capital?", "--stop", ";", "--stop", "\n", "--choices", "2"),
+        *("--repetition-penalty", "1.5", "--frequency-penalty", "-9", "--presence-penalty", "1"),
+        *("--logit-bias", "7=-100", "--logprobs", "0", "--cache-bits", "8"),
+        *("--max-cache-tokens", "512"),
+    )
+    assert (run.code, run.out) == (0, "[1 of 2]\nParis\n[2 of 2]\nLyon\n")
+    assert ['"Paris"', "-0.500", "60.7", "%"] in [line.split() for line in run.err.splitlines()]
+    assert "1 of 2: 1 token, " in run.err
+    (asked,) = head.asked
+    assert list(asked.stop.texts) == [";", "\n"]
+    assert asked.sampling.frequency_penalty == -9
+    assert dict(asked.sampling.logit_bias) == {7: -100}
+    assert asked.HasField("top_logprob_count")
+    assert (head.options.cache_bits, head.options.max_cache_token_count) == (8, 512)
+    refused = await cluster.run("run", MODEL, "Capital?", "--logit-bias", "Paris=1", "--json")
+    assert refused.error["metadata"]["field"] == "logit_bias"
+
+
 async def test_run_uses_a_ready_instance_that_fulfils_the_options(
     cluster: FakeCluster, head: FakeRunner
 ) -> None:

@@ -22,7 +22,7 @@ from services.common.server import start_server
 from services.runner.app import Runner
 from services.runner.bootstrap import registrations
 from shardring.runner.v1 import instance_service_pb2 as pb
-from shardring.runner.v1 import runner_pb2, shard_service_pb2
+from shardring.runner.v1 import runner_pb2
 from tests.contract.runner_lab import (
     FACTS,
     MODEL,
@@ -363,13 +363,6 @@ async def test_a_model_that_lacks_weights_fails_with_its_reason(
     await runner.close("is stopping")
     await poor.remote.close()
     await server.stop()
-
-
-async def test_a_submitted_request_needs_a_ready_shard(nodes: list[Node]) -> None:
-    request = shard_service_pb2.SubmitRequestRequest(instance_id="stopped-0", request_id="r")
-    with pytest.raises(ShardringError) as refusal:
-        await nodes[1].remote.unary(nodes[1].shards.SubmitRequest, request, timeout=5)
-    refused(refusal, Reason.INSTANCE_NOT_READY)
 
 
 async def test_instances_are_listed_in_pages(nodes: list[Node], ring: Node) -> None:

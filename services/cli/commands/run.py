@@ -9,7 +9,7 @@ from services.cli.asking import Question, ask, asking_options
 from services.cli.census import take_census
 from services.cli.instances import Wanted, bring_up, clean_up, ready_instances
 from services.cli.names import new_instance_id
-from services.cli.placing import placing_options, wanted_placement
+from services.cli.placing import cache_options, placing_options, wanted_placement
 from services.cli.render.instances import where
 from services.cli.shell import Shell, client_command, follower
 from shardring.runner.v1 import runner_pb2
@@ -19,6 +19,7 @@ from shardring.runner.v1 import runner_pb2
 @click.argument("model")
 @click.argument("prompt")
 @placing_options
+@cache_options
 @asking_options
 @click.option("--keep", is_flag=True, help="Leave the instance running.")
 async def run(

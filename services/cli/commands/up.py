@@ -7,7 +7,7 @@ import click
 from services.cli.census import ended, take_census
 from services.cli.instances import bring_up
 from services.cli.names import new_instance_id
-from services.cli.placing import placing_options, wanted_placement
+from services.cli.placing import cache_options, placing_options, wanted_placement
 from services.cli.render.instances import instance_state, where
 from services.cli.shell import Shell, client_command, follower
 from services.common.errors import Reason, ShardringError
@@ -16,6 +16,7 @@ from services.common.errors import Reason, ShardringError
 @client_command
 @click.argument("model")
 @placing_options
+@cache_options
 @click.option("--name", default="", help="The instance's id.  [default: the model's and 4 digits]")
 async def up(shell: Shell, model: str, name: str, **placing: Any) -> None:
     """Place MODEL ("organisation/name") on a ring of nodes and start it; wait until it is READY.

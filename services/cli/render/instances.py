@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from services.cli.names import names_of_ranks
 from services.cli.render.tables import add_row, bar, dim, new_table, state_text
-from services.cli.text import age, duration, percent, size, stage, whole_duration
+from services.cli.text import age, duration, percent, quoted, rate, size, stage, whole_duration
 from shardring.runner.v1 import runner_pb2
 
 _RANKS_COLUMN = 3
@@ -73,28 +74,71 @@ def instances_table(
 ) -> RenderableType:
     """Return one row an instance, and why failed ones failed. `now`: seconds since the epoch.
 
-    `stacked`: ranks stand one below the other, for narrow terminals.
+    `stacked`: a few lines an instance, one for each rank, for narrow terminals.
     """
-    table = new_table("INSTANCE", "MODEL", "STATE", "RANKS", ">MEMORY", ">REQUESTS", ">AGE")
+    faults = [fault for instance in instances if (fault := instance_fault(instance))]
+    if stacked:
+        return Group(*(_block(instance, now) for instance in instances), *faults)
+    table = new_table(
+        *("INSTANCE", "MODEL", "STATE", "RANKS"),
+        *(">MEMORY", ">TOKENS/S", ">RUNNING", ">QUEUED", ">AGE"),
+    )
     # Folded inside a rank it could not be read.
     table.columns[_RANKS_COLUMN].no_wrap = True
-    faults: list[Text] = []
     for instance in instances:
         memory = sum(shard.memory_bytes for shard in instance.shards)
+        # Only the head says what it is doing.
+        load = instance.load if instance.HasField("load") else None
         add_row(
             table,
             instance.instance_id,
             instance.placement.model_id,
             state_text(instance_state(instance)),
-            _ranks(instance, "\n" if stacked else " "),
+            _ranks(instance, " "),
             size(memory) if memory else dim("-"),
-            str(instance.request_count),
-            age(now - instance.create_time.ToNanoseconds() / 1e9),
+            rate(load.completion_tokens_per_second) if load else dim("-"),
+            str(load.running_count) if load else dim("-"),
+            str(load.queued_count) if load else dim("-"),
+            instance_age(instance, now),
         )
-        if instance.HasField("error"):
-            fault = Text(f"{instance.instance_id}: {instance.error.message} ", style="red")
-            faults.append(fault.append(instance.error.reason, style="dim"))
     return Group(table, *faults)
+
+
+def instance_title(instance: runner_pb2.Instance, now: float) -> Text:
+    """Return an instance's id, state, model and age as a line. `now`: seconds since the epoch."""
+    title = Text(instance.instance_id, style="bold", overflow="fold").append("  ")
+    title.append_text(state_text(instance_state(instance)))
+    rest = f"  {instance.placement.model_id}  {instance_age(instance, now)} old"
+    return title.append(rest, style="default not bold")
+
+
+def instance_figures(instance: runner_pb2.Instance) -> str:
+    """Return what an instance is doing and its memory as a line; empty when neither is known."""
+    parts = []
+    if instance.HasField("load"):
+        load = instance.load
+        parts.append(f"{rate(load.completion_tokens_per_second)} tokens/s")
+        if load.prompt_tokens_per_second:
+            parts.append(f"prompts {rate(load.prompt_tokens_per_second)}/s")
+        parts += [f"{load.running_count} running", f"{load.queued_count} queued"]
+        if load.batch_occupancy:
+            parts.append(f"{load.batch_occupancy:.1f} a step")
+    if memory := sum(shard.memory_bytes for shard in instance.shards):
+        parts.append(size(memory))
+    return " · ".join(parts)
+
+
+def instance_age(instance: runner_pb2.Instance, now: float) -> str:
+    """Return since when an instance has been there. `now`: seconds since the epoch."""
+    return age(now - instance.create_time.ToNanoseconds() / 1e9)
+
+
+def instance_fault(instance: runner_pb2.Instance) -> Text | None:
+    """Return why an instance failed as a line; None when it did not."""
+    if not instance.HasField("error"):
+        return None
+    fault = Text(f"{instance.instance_id}: {instance.error.message} ", style="red")
+    return fault.append(instance.error.reason, style="dim")
 
 
 def completion_line(completion: runner_pb2.Completion) -> str:
@@ -112,14 +156,24 @@ def completion_line(completion: runner_pb2.Completion) -> str:
         f"first token after {duration(first / 1e9)}",
         f"prompt of {completion.prompt_token_count} tokens",
     ]
+    if completion.cached_token_count:
+        parts[-1] += f" ({completion.cached_token_count} kept from before)"
+    if completion.HasField("stop_text"):
+        parts.append(f"stopped before {quoted(completion.stop_text)}")
     if completion.finish_reason == runner_pb2.FINISH_REASON_LENGTH:
         parts.append("cut off by the length limit")
     return ", ".join(parts)
 
 
+def _block(instance: runner_pb2.Instance, now: float) -> RenderableType:
+    lines = Text(figures := instance_figures(instance)).append("\n" if figures else "")
+    ranks = lines.append_text(_ranks(instance, "\n"))
+    return Group(instance_title(instance, now), Padding(ranks, (0, 0, 0, 2)))
+
+
 def _ranks(instance: runner_pb2.Instance, separator: str) -> Text:
     names = names_of_ranks(instance.placement)
-    text = Text()
+    text = Text(overflow="fold")
     for shard in instance.shards:
         if text:
             text.append(separator)

@@ -1,7 +1,6 @@
 """A shard's child process, seen from its parent."""
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
@@ -11,12 +10,15 @@ from collections.abc import AsyncIterator
 
 import psutil
 
-from services.runner.child_protocol import Command, Event, Stop, decode, encode
+from services.runner.child_protocol import Command, Event, Exit, decode, encode
+from services.runner.domain.log_tail import LogTail
 
 logger = logging.getLogger(__name__)
 
 _LINE_LIMIT_BYTES = 64 * 2**20
-_KEPT_LOG_LINES = 50
+_LOG_READ_BYTES = 2**16
+# A process that the child started may hold its standard error open after its end.
+_LOG_END_SECONDS = 1.0
 _HALT_CHECK_SECONDS = 2.0
 
 
@@ -31,7 +33,7 @@ class ChildProcess:
     ) -> None:
         self._process = process
         self._reader, self._writer = reader, writer
-        self._log: collections.deque[str] = collections.deque(maxlen=_KEPT_LOG_LINES)
+        self._log = LogTail()
         self._logging = asyncio.create_task(self._read_log())
 
     @property
@@ -40,9 +42,14 @@ class ChildProcess:
         return self._process.pid
 
     @property
+    def log_lines(self) -> tuple[str, ...]:
+        """The last lines that it wrote to standard error, oldest first."""
+        return self._log.lines
+
+    @property
     def last_words(self) -> str:
-        """The last line it wrote to standard error; empty when it wrote none."""
-        return self._log[-1] if self._log else ""
+        """The line that tells most of its end; empty when it wrote none."""
+        return self._log.last_words
 
     def send(self, command: Command) -> None:
         """Send a command; quiet when the child is gone, which `events` tells."""
@@ -72,7 +79,7 @@ class ChildProcess:
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask it to end, kill it when it does not in time, and wait until it is gone."""
-        self.send(Stop())
+        self.send(Exit())
         await self.ended(grace_seconds)
 
     async def ended(self, grace_seconds: float) -> int:
@@ -88,15 +95,16 @@ class ChildProcess:
                 self._process.kill()
         status = await self._process.wait()
         self._writer.close()
-        await self._logging
+        await asyncio.wait([self._logging], timeout=_LOG_END_SECONDS)
+        self._logging.cancel()
+        await asyncio.wait([self._logging])
         return status
 
     async def _read_log(self) -> None:
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
-            text = line.decode(errors="replace").rstrip()
-            self._log.append(text)
-            logger.debug("shard %d: %s", self.pid, text)
+        while data := await self._process.stderr.read(_LOG_READ_BYTES):
+            for line in self._log.feed(data):
+                logger.debug("shard %d: %s", self.pid, line)
 
 
 async def start_child(

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
-from services.runner.child_protocol import Run
 from services.runner.domain.ring import Rank, Ring
-from services.runner.rpc.convert import ring_to_proto, sampling_to_proto, shard_from_proto
+from services.runner.rpc.convert import options_to_proto, ring_to_proto, shard_from_proto
 from services.runner.views import ShardView
 from shardring.runner.v1 import shard_service_pb2, shard_service_pb2_grpc
 
@@ -42,19 +41,9 @@ class RemoteSibling:
             placement=ring_to_proto(ring),
             rank=self.rank.rank,
             run_id=self.run_id,
+            options=options_to_proto(ring.options),
         )
         await self._remote.unary(self._stub.StartShard, request, timeout=_CALL_SECONDS)
-
-    async def submit(self, request: Run) -> None:
-        """Hand the rank a request."""
-        message = shard_service_pb2.SubmitRequestRequest(
-            instance_id=self.instance_id,
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=sampling_to_proto(request.sampling),
-            run_id=self.run_id,
-        )
-        await self._remote.unary(self._stub.SubmitRequest, message, timeout=_CALL_SECONDS)
 
     async def stop(self) -> None:
         """Have the node stop its shard."""

@@ -37,6 +37,14 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class InstanceOptions:
+    """How key-value caches are kept: bits a value (0: as computed), tokens at most (0: all)."""
+
+    cache_bits: int = 0
+    max_cache_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Ring:
     """A placement: a model and the ranks that run it.
 
@@ -52,6 +60,7 @@ class Ring:
     is_tensor: bool = False
     # False: the ranks would talk over something else than MLX's TCP ring.
     is_mlx_ring: bool = True
+    options: InstanceOptions = InstanceOptions()
 
     @property
     def head(self) -> Rank:
@@ -76,6 +85,11 @@ def check_ring(ring: Ring) -> None:
         raise invalid_field("placement.ranks", ring.world_size, "1 to 1024 ranks")
     if len({rank.node_id for rank in ring.ranks}) != ring.world_size:
         raise invalid_field("placement.ranks.node_id", "repeated", "each node once")
+    if ring.options.cache_bits not in (0, 4, 8):
+        raise invalid_field("options.cache_bits", ring.options.cache_bits, "0, 4 or 8")
+    if not 0 <= ring.options.max_cache_tokens <= 2**30:
+        tokens = ring.options.max_cache_tokens
+        raise invalid_field("options.max_cache_token_count", tokens, "0 to 2^30")
     if not ring.is_mlx_ring:
         raise invalid_field("placement.ring_backend", "JACCL", "MLX_RING, the one this node runs")
     at = 0

@@ -1,7 +1,8 @@
 """One rank's place in the MLX ring: what it sends to the right and receives from the left.
 
-Every step travels rank 0 -> 1 -> ... -> n-1 as a header and a hidden state; the last rank sends
-the sampled token on to rank 0, which is its right neighbour.
+Every step travels rank 0 -> 1 -> ... -> n-1 as a header, commands where there are any, and a hidden
+state (or tokens, where ranks split layers); the last rank sends what comes of it on to rank 0,
+which is its right neighbour. Steps and answers arrive in the order they were sent.
 
 A pending `recv` keeps a core busy until its data comes, and would take it from the rank that
 computes that data. So a rank first sleeps until its neighbour's socket has something to read; the
@@ -18,27 +19,34 @@ from enum import IntEnum
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from services.common.addresses import parse_host_port
 
 
 class Op(IntEnum):
-    """What the receiver of a hidden state is to do with it."""
+    """What the receiver of a step is to do with it."""
 
-    PREFILL = 1  # fill the caches
-    SAMPLE = 2  # fill the caches and choose the next token
-    END = 3  # the request is over; carries no hidden state
+    TIDY = 0  # only the commands
+    PREFILL = 1  # fill a sequence's caches with part of its prompt
+    DECODE = 2  # choose the next token of each sequence of a lane
 
 
 @dataclass(frozen=True)
 class Step:
-    """One hop: what to do, and the hidden state [1, n, width] to do it with."""
+    """One hop. `target`: the sequence of a PREFILL, the lane of a DECODE. `commands`: JSON.
+
+    `data`: the hidden state [B, n, width], or tokens [B, n, 1] where ranks split layers.
+    """
 
     op: Op
-    hidden: mx.array | None = None
+    target: int = 0
+    commands: bytes = b""
+    data: mx.array | None = None
 
 
-_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+_DTYPES = (mx.float32, mx.float16, mx.bfloat16, mx.int32)
+_HEADER_LENGTH = 7
 
 
 class Ring:
@@ -72,45 +80,71 @@ class Ring:
         return self.rank == self.size - 1
 
     def send(self, step: Step) -> None:
-        """Evaluate the step's hidden state and send it to the right neighbour."""
-        hidden = step.hidden
-        if hidden is None:
-            header = [step.op, 0, 0, 0]
-        else:
-            header = [step.op, *hidden.shape[1:], _DTYPES.index(hidden.dtype)]
-        first = mx.array(header, mx.int32)
-        if hidden is None:
-            mx.eval(mx.distributed.send(first, self.right, group=self.group))
-            return
-        # Sends are evaluated in any order unless one depends on the other. The header waits for
-        # the hidden state to be computed: it wakes the receiver, which then should not wait long.
-        announced = mx.distributed.send(mx.depends(first, hidden), self.right, group=self.group)
-        mx.eval(mx.distributed.send(mx.depends(hidden, announced), self.right, group=self.group))
+        """Evaluate the step's data and send it to the right neighbour."""
+        data = step.data
+        shape = (0, 0, 0) if data is None else data.shape
+        dtype = 0 if data is None else _DTYPES.index(data.dtype)
+        header = [step.op, step.target, len(step.commands), *shape, dtype]
+        sent = mx.array(header, mx.int32)
+        if data is not None:
+            # The header waits for the data to be computed: it wakes the receiver, which then
+            # should not wait long.
+            sent = mx.depends(sent, data)
+        # Sends are evaluated in any order unless one depends on the other.
+        sent = mx.distributed.send(sent, self.right, group=self.group)
+        if step.commands:
+            text = mx.array(np.frombuffer(step.commands, np.uint8))
+            sent = mx.distributed.send(mx.depends(text, sent), self.right, group=self.group)
+        if data is not None:
+            sent = mx.distributed.send(mx.depends(data, sent), self.right, group=self.group)
+        mx.eval(sent)
 
     def receive(self) -> Step:
-        """Wait for the left neighbour's next step."""
-        group = self.group
-        self._arrivals.poll()
-        header = mx.distributed.recv((4,), mx.int32, self.left, group=group)
-        numbers: Any = header.tolist()
-        op, length, width, dtype = numbers
-        if op == Op.END:
-            return Step(Op.END)
-        shape = (1, length, width)
-        hidden = mx.distributed.recv(shape, _DTYPES[dtype], self.left, group=group)
-        mx.eval(hidden)
-        return Step(Op(op), hidden)
+        """Take the left neighbour's next step; call `wait` before."""
+        numbers: Any = self._receive((_HEADER_LENGTH,), mx.int32).tolist()
+        op, target, text_length, *shape, dtype = numbers
+        text = b""
+        if text_length:
+            text = np.array(self._receive((text_length,), mx.uint8)).tobytes()
+        data = self._receive(tuple(shape), _DTYPES[dtype]) if shape[0] else None
+        return Step(Op(op), target, text, data)
 
-    def send_token(self, token: mx.array) -> None:
-        """On the last rank: send the sampled token, int32 [1], to rank 0."""
-        mx.eval(mx.distributed.send(token.astype(mx.int32), self.right, group=self.group))
+    def send_answer(self, numbers: mx.array) -> None:
+        """On the last rank: send int32 [n] to rank 0."""
+        mx.eval(mx.distributed.send(numbers, self.right, group=self.group))
 
-    def receive_token(self) -> mx.array:
-        """On rank 0: wait for the token, int32 [1]."""
-        self._arrivals.poll()
-        token = mx.distributed.recv((1,), mx.int32, self.left, group=self.group)
-        mx.eval(token)
-        return token
+    def receive_answer(self, count: int) -> list[int]:
+        """On rank 0: take the next answer, of so many numbers."""
+        numbers: Any = self._receive((count,), mx.int32).tolist()
+        return list(numbers)
+
+    def wait(self, seconds: float | None = None, *others: int) -> set[int]:
+        """Sleep until a neighbour sent something, or one of the descriptors `others` has something.
+
+        Returns the descriptors that have: of `others`, and -1 for the neighbours; none after
+        `seconds`.
+        """
+        arrivals = self._arrivals
+        for descriptor in others:
+            arrivals.register(descriptor, select.POLLIN)
+        try:
+            ready = arrivals.poll(None if seconds is None else seconds * 1000)
+        finally:
+            for descriptor in others:
+                arrivals.unregister(descriptor)
+        found = {descriptor for descriptor, _ in ready}
+        return {d if d in others else -1 for d in found}
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        """Return every rank's numbers, in rank order; all ranks call it, with as many."""
+        row = mx.array([numbers], mx.int32)
+        gathered: Any = mx.distributed.all_gather(row, group=self.group).tolist()
+        return list(gathered)
+
+    def _receive(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        data = mx.distributed.recv(shape, dtype, self.left, group=self.group)
+        mx.eval(data)
+        return data
 
 
 def _ring_sockets(hosts: tuple[str, ...]) -> list[int]:

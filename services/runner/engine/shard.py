@@ -1,29 +1,39 @@
-"""One rank's engine: its place in the ring, its stage, its tokenizer, and the requests it runs."""
+"""One rank's engine: its place in the ring, its part of the model, its tokenizer, its work."""
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+import psutil
 from mlx_lm import utils
-from opentelemetry import trace
 
 from services.common.errors import Reason
-from services.runner.child_protocol import Event, Finished, Followed, Progress, Run, Tokens
-from services.runner.domain.request import Input, Sampling
-from services.runner.engine import generation, tensor
+from services.runner.child_protocol import Cancel, Event, Load, Run
+from services.runner.domain.cache_room import CacheCost, CacheRoom
+from services.runner.domain.request import GenerationRequest, Sampling
+from services.runner.domain.schedule import PREFILL_CHUNK_TOKENS, Command, Schedule
+from services.runner.engine.follower import Follower
+from services.runner.engine.head import Head, details
+from services.runner.engine.inbox import Inbox
+from services.runner.engine.lanes import can_batch, cost_of
+from services.runner.engine.line import Alone, Line, Pipeline, Split
 from services.runner.engine.loader import WeightsMissing, load_stage
 from services.runner.engine.ring import Ring
-from services.runner.engine.stage import Stage, StagesUnsupported
+from services.runner.engine.spans import SequenceSpans
+from services.runner.engine.stage import StagesUnsupported
 from services.runner.engine.tensor import TensorUnsupported, load_tensor
 from services.runner.engine.text import Tokenizer
+from services.runner.engine.work import Model, Work
 
-tracer = trace.get_tracer(__name__)
-
-_WARM_UP_PROMPT = [0, 0, 0, 0]
+_WARM_UP_PROMPT_TOKENS = 4
 _WARM_UP_TOKENS = 2
+# Where nobody set memory aside for caches, they may take this part of what is free.
+_CACHE_PART = 0.5
+_KIB = 1024
+# Kinds of caches by window that ranks tell each other about.
+_TOLD_KINDS = 4
 
 
 class LoadError(Exception):
@@ -34,23 +44,21 @@ class LoadError(Exception):
         self.reason = reason
 
 
-class _Cancelled(Exception):
-    """Ends a generation from inside a progress callback."""
-
-
 class ShardEngine:
-    """Everything MLX of one rank. All calls but `prepare` and `cancel` come from one thread."""
+    """Everything MLX of one rank. All calls but `prepare` and `tell` come from one thread."""
 
     def __init__(self, send: Callable[[Event], None]) -> None:
         self._send = send
         self._ring: Ring | None = None
-        self._stage: Stage | None = None
-        # Instead of a stage, where every layer is split.
-        self._split: nn.Module | None = None
+        self._model: Model | None = None
+        self._load: Load | None = None
+        self._work: Work | None = None
+        self._line: Line | None = None
         self._tokenizer: Tokenizer | None = None
-        self._is_head = True
-        self._expected: set[str] = set()
-        self._cancelled: set[str] = set()
+        self._costs: list[CacheCost] = []
+        self._batched = True
+        self._rank = 0
+        self._inbox: Inbox[Run | Cancel] = Inbox()
         utils.maybe_set_recommended_wired_limit()
 
     @property
@@ -60,21 +68,20 @@ class ShardEngine:
 
     def connect(self, rank: int, hosts: tuple[str, ...]) -> None:
         """Join the ring; no hosts: a ring of one."""
-        self._is_head = rank == 0
+        self._rank = rank
         if hosts:
             self._ring = Ring(rank, hosts)
 
-    def load(self, path: Path, start: int, end: int, *, tensor: bool = False) -> int:
-        """Load layers [start, end), and the tokenizer on the head; return bytes in memory.
-
-        `tensor`: this rank's part of each layer. Raises LoadError.
-        """
+    def load(self, command: Load) -> int:
+        """Load this rank's part of the model, and the tokenizer on the head; return bytes in
+        memory. Raises LoadError."""
+        path = Path(command.path)
         try:
-            if tensor and self._ring is not None:
-                self._split = load_tensor(path, self._ring)
+            if command.tensor and self._ring is not None:
+                self._model = load_tensor(path, self._ring)
             else:
-                self._stage = load_stage(path, start, end)
-            if self._is_head:
+                self._model = load_stage(path, command.start, command.end)
+            if self._rank == 0:
                 self._tokenizer = Tokenizer(path)
         except StagesUnsupported as error:
             raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
@@ -83,22 +90,37 @@ class ShardEngine:
             raise LoadError(Reason.SHARDING_UNSUPPORTED, text) from error
         except (WeightsMissing, FileNotFoundError) as error:
             raise LoadError(Reason.MODEL_MALFORMED, str(error)) from error
+        self._load = command
+        self._prepare_work(command)
         return int(mx.get_active_memory())
 
-    def warm_up(self) -> int:
-        """Run a first request through the whole ring; return bytes in memory.
+    def _prepare_work(self, command: Load) -> None:
+        assert self._model is not None
+        ring, is_split = self._ring, command.tensor and self._ring is not None
+        self._work = Work(
+            self._model,
+            chooses=ring is None or is_split or ring.is_last,
+            spans=SequenceSpans(self._rank),
+            cache_bits=command.cache_bits,
+            max_cache_tokens=command.max_cache_tokens,
+        )
+        if self._rank == 0:
+            if ring is None:
+                self._line = Alone(self._work)
+            else:
+                self._line = Split(self._work, ring) if is_split else Pipeline(self._work, ring)
+
+    def warm_up(self) -> tuple[int, float]:
+        """Run a first request through the whole ring; return bytes in memory, and how long a
+        chunk of a prompt took (only known on the head).
 
         Raises LoadError when the numbers that come out are none.
         """
+        assert self._work is not None
+        self._work.checking = True
+        began = time.perf_counter()
         try:
-            if self._is_head:
-                prompt, count = list(_WARM_UP_PROMPT), _WARM_UP_TOKENS
-                for _ in self._generate(prompt, Sampling(), count):
-                    pass
-                if self._ring is None:
-                    self._check_alone()
-            else:
-                self._follow(Sampling(), check=True)
+            cost = self._warm_up_as_head() if self._rank == 0 else self._warm_up_as_follower()
         except FloatingPointError as error:
             if self._ring is None:
                 raise LoadError(Reason.MODEL_MALFORMED, str(error)) from error
@@ -106,115 +128,138 @@ class ShardEngine:
         except (StagesUnsupported, TypeError, ValueError, AttributeError) as error:
             # What a layer says that is given another number of values than it takes.
             raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
+        seconds = time.perf_counter() - began
+        self._work.checking = False
+        self._share_costs(cost)
         mx.clear_cache()
-        return int(mx.get_active_memory())
+        return int(mx.get_active_memory()), seconds
 
-    def prepare(self, given: Input) -> tuple[int, ...]:
-        """Return the prompt's tokens, on the head. Raises ShardringError."""
+    def _warm_up_as_head(self) -> CacheCost:
+        assert self._line is not None
         assert self._tokenizer is not None
-        return self._tokenizer.prepare(given)
+        assert self._work is not None
+        line, context = self._line, self._tokenizer.context_token_count
+        chunk = min(PREFILL_CHUNK_TOKENS, context // 2 if context else PREFILL_CHUNK_TOKENS)
+        prompt = [0] * max(_WARM_UP_PROMPT_TOKENS, chunk)
+        opened = [Command.OPEN, 0, 0, 0, details(Sampling(), prompt, None, {})]
+        line.prefill([opened], 0, prompt[:-1])
+        line.take()
+        commands = [[Command.JOIN, 0, 0]]
+        token = prompt[-1]
+        for _ in range(_WARM_UP_TOKENS):
+            line.decode(commands, 0, [token], 1, 1)
+            commands, (token,) = [], line.take()
+        cost = self._cost(self._work.lanes.lane(0)[1])
+        line.tidy([[Command.LEAVE, 0, 0, 0]])
+        return cost
 
-    def expect(self, request_id: str) -> None:
-        """Note that a `run` of this request will come, so that it can be cancelled before."""
-        self._expected.add(request_id)
-
-    def cancel(self, request_id: str) -> None:
-        """End an expected or running request at its next token."""
-        self._cancelled |= {request_id} & self._expected
-
-    def run(self, request: Run) -> None:
-        """Work on a request until it ends; send what comes of it, or that this rank followed."""
-        if self._is_head:
-            finished = self._run_as_head(request)
-            self._expected.discard(request.request_id)
-            self._cancelled.discard(request.request_id)
-            self._send(finished)
-        else:
-            with tracer.start_as_current_span("stage") as span:
-                counts = self._follow(request.sampling)
-                span.set_attributes({"prompt_tokens": counts[0], "completion_tokens": counts[1]})
-            self._send(Followed(request.request_id))
-
-    def _follow(self, sampling: Sampling, *, check: bool = False) -> tuple[int, int]:
+    def _warm_up_as_follower(self) -> CacheCost:
         assert self._ring is not None
-        if self._split is not None:
-            return tensor.follow(self._split, self._ring)
-        assert self._stage is not None
-        return generation.follow(self._stage, self._ring, sampling, check=check)
+        assert self._work is not None
+        follower = self._follower()
+        cost: CacheCost | None = None
+        while cost is None or self._work.sequence_count:
+            self._ring.wait()
+            follower.step()
+            if 0 in self._work.lanes.lane_ids:
+                cost = self._cost(self._work.lanes.lane(0)[1])
+        return cost
 
-    def _run_as_head(self, request: Run) -> Finished:
+    def _cost(self, cache: list[Any]) -> CacheCost:
+        """Return what sequences cost here, judged by a first one's caches."""
+        assert self._load is not None
+        limit = self._load.reserved_bytes
+        if not limit:
+            limit = int(_free_bytes() * _CACHE_PART)
+        self._batched = can_batch(cache)
+        return cost_of(cache, limit)
+
+    def _share_costs(self, cost: CacheCost) -> None:
+        """Have every rank know what sequences cost on each; only the head uses it."""
+        if self._ring is None:
+            self._costs = [cost]
+            return
+        # In KiB: what ranks exchange are 32-bit numbers.
+        kinds = [n for kind in cost.kinds[:_TOLD_KINDS] for n in kind]
+        kinds += [0] * (2 * _TOLD_KINDS - len(kinds))
+        limit = min(cost.limit_bytes // _KIB, 2**31 - 1)
+        told = [int(self._batched), -(-cost.fixed_bytes // _KIB), limit, *kinds]
+        rows = self._ring.gather(told)
+        self._batched = all(row[0] for row in rows)
+        self._costs = [
+            CacheCost(
+                fixed * _KIB,
+                tuple((row[i], row[i + 1]) for i in range(0, len(row), 2) if row[i]),
+                limit * _KIB,
+            )
+            for _, fixed, limit, *row in rows
+        ]
+
+    def serve(self) -> None:
+        """Work on requests until something fails, which is raised."""
+        if self._rank:
+            self._follower().serve()
+        else:
+            self.head().serve(self._inbox)
+
+    def head(self) -> Head:
+        """Return what serves requests on rank 0, after the warm-up."""
+        assert self._line is not None
+        assert self._work is not None
         assert self._tokenizer is not None
-        request_id, prompt = request.request_id, list(request.prompt_token_ids)
-        limit = self._tokenizer.room(len(prompt))
-        if request.max_token_count:
-            limit = min(limit, request.max_token_count)
-        text, count, reason = self._tokenizer.detokenizer(), 0, "length"
-        began = time.perf_counter()
-        first = None
-        prefill = tracer.start_span("prefill", attributes={"prompt_tokens": len(prompt)})
-        decode = None
-        try:
-            stream = self._generate(prompt, request.sampling, limit, request_id)
-            with closing(stream):
-                for token in stream:
-                    if first is None:
-                        first = time.perf_counter()
-                        prefill.end()
-                        decode = tracer.start_span("decode")
-                    if token in self._tokenizer.end_token_ids:
-                        reason = "stop"
-                        break
-                    count += 1
-                    text.add_token(token)
-                    self._send(Tokens(request_id, (token,), text.last_segment))
-                    self._raise_if_cancelled(request_id)
-        except _Cancelled:
-            reason = "cancelled"
-        finally:
-            ended = time.perf_counter()
-            if decode is None:
-                prefill.end()
-            else:
-                decode.set_attribute("completion_tokens", count)
-                decode.end()
-        text.finalize()
-        return Finished(
-            request_id,
-            reason,
-            text.last_segment,
-            count,
-            (first or ended) - began,
-            ended - (first or ended),
+        size = 1 if self._ring is None else self._ring.size
+        is_pipeline = isinstance(self._line, Pipeline)
+        # One more lane than stages covers the way back from the last one.
+        lane_count = size + 1 if is_pipeline else 1
+        room = CacheRoom(self._costs)
+        schedule = Schedule(
+            room,
+            lane_count=lane_count,
+            window=lane_count + 1,
+            ahead=self._line.is_ahead,
+            batched=self._batched,
+        )
+        return Head(
+            self._line,
+            self._work,
+            schedule,
+            room,
+            self._tokenizer,
+            self._send,
+            cache_limit_bytes=self._costs[0].limit_bytes,
+            exact_alone=mx.default_device() != mx.Device(mx.cpu),
         )
 
-    def _generate(
-        self, prompt: list[int], sampling: Sampling, limit: int, request_id: str = ""
-    ) -> Generator[int, None, None]:
-        """Yield token ids; a request without an id is the warm-up, whose numbers are checked."""
+    def _follower(self) -> Follower:
+        assert self._ring is not None
+        assert self._work is not None
+        assert self._load is not None
+        limit = self._costs[self._rank].limit_bytes if self._costs else 0
+        return Follower(
+            self._work,
+            self._ring,
+            self._send,
+            is_split=self._load.tensor,
+            cache_limit_bytes=limit,
+        )
 
-        def on_progress(done: int) -> None:
-            if request_id:
-                self._send(Progress(request_id, done))
-                self._raise_if_cancelled(request_id)
+    def prepare(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Return the prompt's tokens, on the head. Raises ShardringError."""
+        assert self._tokenizer is not None
+        return self._tokenizer.prepare(request.input, request.sampling)
 
-        if self._split is not None:
-            assert self._ring is not None
-            return tensor.generate_as_head(
-                self._split, self._ring, prompt, sampling, limit, on_progress, check=not request_id
-            )
-        assert self._stage is not None
-        if self._ring is None:
-            return generation.generate_alone(self._stage, prompt, sampling, limit, on_progress)
-        return generation.generate_as_head(self._stage, self._ring, prompt, limit, on_progress)
+    def tell(self, item: Run | Cancel) -> None:
+        """Hand the head a request, or that one is to end. From any thread."""
+        self._inbox.put(item)
 
-    def _raise_if_cancelled(self, request_id: str) -> None:
-        if request_id in self._cancelled:
-            raise _Cancelled
 
-    def _check_alone(self) -> None:
-        assert self._stage is not None
-        logits = self._stage(mx.array([_WARM_UP_PROMPT]), self._stage.make_cache())
-        generation.check_logits(logits)
+def _free_bytes() -> int:
+    """Return the memory that more could be put into: what is free, on a GPU what it may take."""
+    free = int(psutil.virtual_memory().available)
+    if mx.default_device() == mx.Device(mx.cpu):
+        return free
+    allowed = int(mx.device_info()["max_recommended_working_set_size"])
+    return max(0, min(free, allowed - mx.get_active_memory()))
 
 
 def _one_node(why: str) -> str:

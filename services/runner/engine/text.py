@@ -6,7 +6,8 @@ from typing import Any
 from mlx_lm import utils
 
 from services.common.errors import Reason, ShardringError
-from services.runner.domain.request import Input
+from services.runner.domain.request import Input, Sampling
+from services.runner.engine.detokenizer import Detokenizer, Detokenizers
 
 # config.json's names for the longest context, the usual one first.
 _CONTEXT_KEYS = (
@@ -24,32 +25,29 @@ class Tokenizer:
     def __init__(self, path: Path) -> None:
         config: dict[str, Any] = utils.load_config(path)
         self._tokenizer = utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+        self._detokenizers = Detokenizers(self._tokenizer)
         self.end_token_ids: set[int] = set(self._tokenizer.eos_token_ids)
         self.has_chat_template = bool(self._tokenizer.has_chat_template)
         self.context_token_count = _context(config)
         self._vocabulary = _text_config(config).get("vocab_size") or len(self._tokenizer)
 
-    def prepare(self, given: Input) -> tuple[int, ...]:
+    def prepare(self, given: Input, sampling: Sampling | None = None) -> tuple[int, ...]:
         """Return the prompt's token ids: at least one, and fewer than the context holds.
 
         Raises ShardringError: PROMPT_EMPTY, PROMPT_TOO_LONG, NO_CHAT_TEMPLATE,
-        CHAT_TEMPLATE_FAILED, INVALID_FIELD for ids outside the vocabulary.
+        CHAT_TEMPLATE_FAILED, INVALID_FIELD for ids outside the vocabulary, those of the logit bias
+        in `sampling` too.
         """
+        for token_id, _ in sampling.logit_bias if sampling is not None else ():
+            self._check_id("sampling.logit_bias", token_id)
         said = given.messages is None or any(message.content for message in given.messages)
         ids = self._encode(given) if said else ()
         if not ids:
             raise ShardringError(Reason.PROMPT_EMPTY, "The prompt is empty; say something.")
-        wrong = next((i for i in ids if not 0 <= i < self._vocabulary), None)
-        if wrong is not None:
-            raise ShardringError(
-                Reason.INVALID_FIELD,
-                f"Token id {wrong} is not in the model's vocabulary of {self._vocabulary}.",
-                metadata={
-                    "field": "input.token_ids",
-                    "value": wrong,
-                    "expected": f"0 to {self._vocabulary - 1}",
-                },
-            )
+        # A template's or tokenizer's own ids are checked with the client's: MLX would not.
+        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            for token_id in ids:
+                self._check_id("input.token_ids", token_id)
         limit = self.context_token_count
         if limit and len(ids) >= limit:
             raise ShardringError(
@@ -59,6 +57,18 @@ class Tokenizer:
                 metadata={"prompt_token_count": len(ids), "context_token_count": limit},
             )
         return ids
+
+    def _check_id(self, field: str, token_id: int) -> None:
+        if not 0 <= token_id < self._vocabulary:
+            raise ShardringError(
+                Reason.INVALID_FIELD,
+                f"Token id {token_id} is not in the model's vocabulary of {self._vocabulary}.",
+                metadata={
+                    "field": field,
+                    "value": token_id,
+                    "expected": f"0 to {self._vocabulary - 1}",
+                },
+            )
 
     def _encode(self, given: Input) -> tuple[int, ...]:
         if given.token_ids is not None:
@@ -88,11 +98,18 @@ class Tokenizer:
                 f"The model's chat template refused the messages: {error}",
             ) from error
 
-    def detokenizer(self) -> Any:
-        """Return a new mlx-lm streaming detokenizer."""
-        detokenizer = self._tokenizer.detokenizer
-        detokenizer.reset()
-        return detokenizer
+    def detokenizer(self) -> Detokenizer:
+        """Return a new detokenizer, which shares no state with any other."""
+        return self._detokenizers.new()
+
+    def text_of(self, token_id: int) -> str:
+        """Return one token's text, alone: special tokens by their name, half characters as
+        U+FFFD."""
+        return self._detokenizers.text_of(token_id)
+
+    def special_id_of(self, text: str) -> int | None:
+        """Return the special token of that name, if there is one."""
+        return self._detokenizers.special_names.get(text)
 
     def room(self, prompt_token_count: int) -> int:
         """Return how many tokens may follow a prompt."""

@@ -5,13 +5,11 @@ from contextlib import aclosing
 
 from services.common.paging import newest_first, page
 from services.runner.app import Runner, random_seed
-from services.runner.requests import Part
 from services.runner.rpc.convert import (
-    completion_to_proto,
-    input_from_proto,
+    generation_from_proto,
     instance_to_proto,
+    part_to_proto,
     ring_from_proto,
-    sampling_from_proto,
 )
 from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import instance_service_pb2_grpc
@@ -27,7 +25,7 @@ class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):
         self, request: pb.StartInstanceRequest, context: object
     ) -> pb.StartInstanceResponse:
         """Start every shard."""
-        ring = ring_from_proto(request.placement)
+        ring = ring_from_proto(request.placement, request.options)
         view = await self._runner.start_instance(request.instance_id, ring)
         return pb.StartInstanceResponse(instance=instance_to_proto(view))
 
@@ -48,7 +46,8 @@ class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):
             request.page_token,
             key=lambda view: newest_first(view.create_time, view.instance_id),
         )
-        instances = [instance_to_proto(view) for view in views]
+        # A hundred failed instances with every rank's log would be megabytes.
+        instances = [instance_to_proto(view.without_logs()) for view in views]
         return pb.ListInstancesResponse(instances=instances, next_page_token=token)
 
     async def WatchInstance(
@@ -71,15 +70,8 @@ class InstanceServicer(instance_service_pb2_grpc.InstanceServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation."""
         parts = self._runner.generate(
-            request.instance_id,
-            input_from_proto(request.input),
-            sampling_from_proto(request.sampling, random_seed()),
-            request.max_token_count,
+            request.instance_id, generation_from_proto(request, random_seed())
         )
         async with aclosing(parts):
             async for part in parts:
-                if isinstance(part, Part):
-                    yield pb.GenerateResponse(text=part.text, token_ids=part.token_ids)
-                else:
-                    completion = completion_to_proto(part)
-                    yield pb.GenerateResponse(text=part.text, completion=completion)
+                yield part_to_proto(part)

@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-
-from opentelemetry.propagate import inject
+from dataclasses import replace
 
 from services.runner.app import Runner
-from services.runner.child_protocol import Run
-from services.runner.rpc.convert import ring_from_proto, sampling_from_proto, shard_to_proto
-from services.runner.views import InstanceView
+from services.runner.domain.state import ShardState
+from services.runner.rpc.convert import ring_from_proto, shard_to_proto
+from services.runner.views import InstanceView, ShardView
 from shardring.runner.v1 import runner_pb2, shard_service_pb2_grpc
 from shardring.runner.v1 import shard_service_pb2 as pb
 
@@ -23,7 +22,7 @@ class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
         self, request: pb.StartShardRequest, context: object
     ) -> pb.StartShardResponse:
         """Accept a shard."""
-        ring = ring_from_proto(request.placement)
+        ring = ring_from_proto(request.placement, request.options)
         await self._runner.start_shard(request.instance_id, ring, request.rank, request.run_id)
         return pb.StartShardResponse(shard=_own_shard(self._runner.get(request.instance_id)))
 
@@ -34,7 +33,7 @@ class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
         last = None
         async with aclosing(self._runner.watch(request.instance_id, request.run_id)) as views:
             async for view in views:
-                mine = view.shards[view.rank]
+                mine = _told(view.shards[view.rank])
                 if mine != last:
                     yield pb.WatchShardResponse(shard=_own_shard(view))
                 if mine.state.ended:
@@ -48,23 +47,12 @@ class ShardServicer(shard_service_pb2_grpc.ShardServiceServicer):
         await self._runner.stop_shard(request.instance_id, request.run_id)
         return pb.StopShardResponse()
 
-    async def SubmitRequest(
-        self, request: pb.SubmitRequestRequest, context: object
-    ) -> pb.SubmitRequestResponse:
-        """Hand the rank a request."""
-        trace_context: dict[str, str] = {}
-        inject(trace_context)
-        run = Run(
-            request.request_id,
-            tuple(request.prompt_token_ids),
-            sampling_from_proto(request.sampling, 0),
-            0,
-            trace_context,
-        )
-        self._runner.submit(request.instance_id, request.run_id, run)
-        return pb.SubmitRequestResponse()
-
 
 def _own_shard(view: InstanceView) -> runner_pb2.Shard:
     rank = view.rank
-    return shard_to_proto(view.instance_id, view.ring.ranks[rank], view.shards[rank])
+    return shard_to_proto(view.instance_id, view.ring.ranks[rank], _told(view.shards[rank]))
+
+
+def _told(shard: ShardView) -> ShardView:
+    """Return a shard as other ranks are told of it: its log only when it FAILED."""
+    return shard if shard.state is ShardState.FAILED else replace(shard, log_lines=())

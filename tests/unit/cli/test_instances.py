@@ -1,5 +1,7 @@
 """Which instances there are, which of them will do, and how a question is put."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.cli.asking import Question, generate_request
@@ -110,6 +112,21 @@ def test_ready_instances_fulfil_what_is_wanted(asked: Wanted, expected: list[str
     assert ready_instances(census, asked, "c2") == []
 
 
+def test_a_ready_instance_keeps_its_cache_as_is_wanted() -> None:
+    quantized = instance("quantized", "a")
+    quantized.options.cache_bits, quantized.options.max_cache_token_count = 4, 512
+    census = Census([instance("exact", "a"), quantized], {}, {})
+    options = runner_pb2.InstanceOptions
+    for asked, expected in (
+        (options(), ["exact", "quantized"]),
+        (options(cache_bits=4), ["quantized"]),
+        (options(max_cache_token_count=512), ["quantized"]),
+        (options(cache_bits=4, max_cache_token_count=256), []),
+    ):
+        found = ready_instances(census, replace(wanted(), options=asked), "")
+        assert ids_of(found) == expected
+
+
 def question(**given: object) -> Question:
     usual: dict[str, object] = {
         "prompt": "hi",
@@ -146,3 +163,41 @@ def test_what_was_not_given_stays_unset() -> None:
     sampling = generate_request(instance("i", "a"), question(top_p=0.0, seed=0)).sampling
     assert sampling.HasField("top_p")
     assert sampling.HasField("seed")
+    assert not sampling.HasField("repetition_penalty")
+    request = generate_request(instance("i", "a"), question())
+    assert not request.HasField("top_logprob_count")
+    assert request.choice_count == 1
+
+
+def test_settings_are_put_where_they_belong() -> None:
+    request = generate_request(
+        instance("i", "a"),
+        question(
+            stop=("\n", "END"),
+            repetition_penalty=1.5,
+            frequency_penalty=-1.0,
+            presence_penalty=0.5,
+            logit_bias=("7=-100", "0=+2.5", "7=3"),
+            logprobs=0,
+            choices=3,
+        ),
+    )
+    assert list(request.stop.texts) == ["\n", "END"]
+    sampling = request.sampling
+    assert sampling.repetition_penalty == 1.5
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (-1, 0.5)
+    assert dict(sampling.logit_bias) == {7: 3, 0: 2.5}
+    assert request.HasField("top_logprob_count")
+    assert (request.top_logprob_count, request.choice_count) == (0, 3)
+
+
+@pytest.mark.parametrize("bias", ["7", "=1", "x=1", "-1=1", "7=", "7=a", "7=nan", "9999999999=1"])
+def test_a_bias_that_is_none_is_refused(bias: str) -> None:
+    with pytest.raises(ShardringError, match="ID=VALUE, such as 42=-100") as refusal:
+        question(logit_bias=(bias,))
+    assert refusal.value.metadata["field"] == "logit_bias"
+
+
+def test_no_answers_are_refused() -> None:
+    with pytest.raises(ShardringError, match="1 or more"):
+        question(choices=0)

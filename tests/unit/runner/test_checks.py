@@ -7,11 +7,14 @@ import pytest
 from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
 from services.runner.domain.request import (
+    GenerationRequest,
     Input,
     Message,
     Sampling,
+    Stop,
     check_input,
     check_max_token_count,
+    check_request,
     check_sampling,
 )
 from services.runner.domain.ring import Rank, Ring, check_ring
@@ -96,6 +99,16 @@ def test_an_unsound_ring_is_refused(field: str, ring: Ring) -> None:
         ("sampling.min_p", Sampling(min_p=-0.5)),
         ("sampling.min_p", Sampling(min_p=2)),
         ("sampling.seed", Sampling(seed=-1)),
+        ("sampling.repetition_penalty", Sampling(repetition_penalty=0)),
+        ("sampling.repetition_penalty", Sampling(repetition_penalty=10.5)),
+        ("sampling.repetition_penalty", Sampling(repetition_penalty=float("nan"))),
+        ("sampling.frequency_penalty", Sampling(frequency_penalty=-2.5)),
+        ("sampling.frequency_penalty", Sampling(frequency_penalty=float("inf"))),
+        ("sampling.presence_penalty", Sampling(presence_penalty=2.01)),
+        ("sampling.logit_bias", Sampling(logit_bias=((-1, 1.0),))),
+        ("sampling.logit_bias[5]", Sampling(logit_bias=((4, 100.0), (5, 100.5)))),
+        ("sampling.logit_bias[5]", Sampling(logit_bias=((5, float("nan")),))),
+        ("sampling.logit_bias", Sampling(logit_bias=tuple((i, 0.0) for i in range(1025)))),
     ],
 )
 def test_absurd_sampling_is_refused(field: str, sampling: Sampling) -> None:
@@ -108,6 +121,44 @@ def test_absurd_sampling_is_refused(field: str, sampling: Sampling) -> None:
 def test_sound_sampling_passes() -> None:
     check_sampling(Sampling())
     check_sampling(Sampling(temperature=10, top_p=0.01, top_k=5, min_p=1, seed=2**63 - 1))
+    check_sampling(Sampling(repetition_penalty=10, frequency_penalty=-2, presence_penalty=2))
+    check_sampling(Sampling(logit_bias=tuple((i, -100.0) for i in range(1024))))
+
+
+HELLO = Input(prompt="hello")
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("input", GenerationRequest(Input())),
+        ("sampling.top_k", GenerationRequest(HELLO, Sampling(top_k=-1))),
+        ("max_token_count", GenerationRequest(HELLO, max_token_count=-1)),
+        ("stop.texts", GenerationRequest(HELLO, stop=Stop(texts=("x",) * 17))),
+        ("stop.texts[1]", GenerationRequest(HELLO, stop=Stop(texts=("x", "")))),
+        ("stop.texts[0]", GenerationRequest(HELLO, stop=Stop(texts=("é" * 501,)))),
+        ("stop.token_ids", GenerationRequest(HELLO, stop=Stop(token_ids=(1,) * 65))),
+        ("stop.token_ids", GenerationRequest(HELLO, stop=Stop(token_ids=(1, -1)))),
+        ("top_logprob_count", GenerationRequest(HELLO, top_logprob_count=-1)),
+        ("top_logprob_count", GenerationRequest(HELLO, top_logprob_count=21)),
+        ("choice_count", GenerationRequest(HELLO, choice_count=0)),
+        ("choice_count", GenerationRequest(HELLO, choice_count=17)),
+        ("sampling.seed", GenerationRequest(HELLO, Sampling(seed=2**63 - 2), choice_count=3)),
+    ],
+)
+def test_an_absurd_request_is_refused(field: str, request_: GenerationRequest) -> None:
+    with pytest.raises(ShardringError) as refusal:
+        check_request(request_)
+    assert refusal.value.reason is Reason.INVALID_FIELD
+    assert refusal.value.metadata["field"] == field
+
+
+def test_a_sound_request_passes() -> None:
+    check_request(GenerationRequest(HELLO))
+    stop = Stop(texts=("é" * 500,) * 16, token_ids=(0, *(2**31 - 1,) * 63), ignore_end_tokens=True)
+    sampling = Sampling(seed=2**63 - 16)
+    check_request(GenerationRequest(HELLO, sampling, stop, 5, 0, 16))
+    check_request(GenerationRequest(HELLO, top_logprob_count=20))
 
 
 @pytest.mark.parametrize("count", [-1, 10**9])

@@ -298,6 +298,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Do: Place again without that node, or once it is back.
     Example: {"rank": "1", "node_id": "77c1..."}
     """
+    ERROR_REASON_CACHE_TOO_SMALL: _ErrorReason.ValueType  # 415
+    """A sequence of that many tokens needs more key-value cache than a rank may ever give it.
+    RESOURCE_EXHAUSTED.
+    Do: Shorten the prompt, ask for fewer tokens, or start the instance on nodes with more memory.
+    Example: {"rank": "1", "token_count": "9000", "needed_bytes": "9437184", "limit_bytes": "4194304"}
+    """
+    ERROR_REASON_INSTANCE_AMBIGUOUS: _ErrorReason.ValueType  # 416
+    """MlxEngine was called at a node's own port, where it is one instance, and the node heads
+    several. FAILED_PRECONDITION.
+    Do: Call the instance's own port, `mlx_engine_port`, or name the instance in the metadata.
+    Example: {"instance_ids": "chat, facts", "metadata_key": "shardring-instance-id"}
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused. Every error status of every Shardring service carries one
@@ -581,5 +593,17 @@ ERROR_REASON_NODE_LOST: ErrorReason.ValueType  # 414
 """A node that holds a shard went away. UNAVAILABLE.
 Do: Place again without that node, or once it is back.
 Example: {"rank": "1", "node_id": "77c1..."}
+"""
+ERROR_REASON_CACHE_TOO_SMALL: ErrorReason.ValueType  # 415
+"""A sequence of that many tokens needs more key-value cache than a rank may ever give it.
+RESOURCE_EXHAUSTED.
+Do: Shorten the prompt, ask for fewer tokens, or start the instance on nodes with more memory.
+Example: {"rank": "1", "token_count": "9000", "needed_bytes": "9437184", "limit_bytes": "4194304"}
+"""
+ERROR_REASON_INSTANCE_AMBIGUOUS: ErrorReason.ValueType  # 416
+"""MlxEngine was called at a node's own port, where it is one instance, and the node heads
+several. FAILED_PRECONDITION.
+Do: Call the instance's own port, `mlx_engine_port`, or name the instance in the metadata.
+Example: {"instance_ids": "chat, facts", "metadata_key": "shardring-instance-id"}
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

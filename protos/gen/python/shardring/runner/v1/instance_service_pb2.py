@@ -26,7 +26,7 @@ from shardring.placement.v1 import placement_pb2 as shardring_dot_placement_dot_
 from shardring.runner.v1 import runner_pb2 as shardring_dot_runner_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*shardring/runner/v1/instance_service.proto\x12\x13shardring.runner.v1\x1a&shardring/placement/v1/placement.proto\x1a shardring/runner/v1/runner.proto\"a\n\x14StartInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x34\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.Placement\"H\n\x15StartInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\")\n\x12GetInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"F\n\x13GetInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\"=\n\x14ListInstancesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x15ListInstancesResponse\x12\x30\n\tinstances\x18\x01 \x03(\x0b\x32\x1d.shardring.runner.v1.Instance\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"+\n\x14WatchInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"H\n\x15WatchInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\"*\n\x13StopInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"G\n\x14StopInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\"\xa5\x01\n\x0fGenerateRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x33\n\x05input\x18\x02 \x01(\x0b\x32$.shardring.runner.v1.GenerationInput\x12/\n\x08sampling\x18\x03 \x01(\x0b\x32\x1d.shardring.runner.v1.Sampling\x12\x17\n\x0fmax_token_count\x18\x04 \x01(\x05\"h\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x33\n\ncompletion\x18\x03 \x01(\x0b\x32\x1f.shardring.runner.v1.Completion2\xed\x04\n\x0fInstanceService\x12\x66\n\rStartInstance\x12).shardring.runner.v1.StartInstanceRequest\x1a*.shardring.runner.v1.StartInstanceResponse\x12`\n\x0bGetInstance\x12\'.shardring.runner.v1.GetInstanceRequest\x1a(.shardring.runner.v1.GetInstanceResponse\x12\x66\n\rListInstances\x12).shardring.runner.v1.ListInstancesRequest\x1a*.shardring.runner.v1.ListInstancesResponse\x12h\n\rWatchInstance\x12).shardring.runner.v1.WatchInstanceRequest\x1a*.shardring.runner.v1.WatchInstanceResponse0\x01\x12\x63\n\x0cStopInstance\x12(.shardring.runner.v1.StopInstanceRequest\x1a).shardring.runner.v1.StopInstanceResponse\x12Y\n\x08Generate\x12$.shardring.runner.v1.GenerateRequest\x1a%.shardring.runner.v1.GenerateResponse0\x01\x42\x64\n\x17\x64\x65v.shardring.runner.v1P\x01Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\xaa\x02\x13Shardring.Runner.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*shardring/runner/v1/instance_service.proto\x12\x13shardring.runner.v1\x1a&shardring/placement/v1/placement.proto\x1a shardring/runner/v1/runner.proto\"\x98\x01\n\x14StartInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x34\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.Placement\x12\x35\n\x07options\x18\x03 \x01(\x0b\x32$.shardring.runner.v1.InstanceOptions\"H\n\x15StartInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\")\n\x12GetInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"F\n\x13GetInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\"=\n\x14ListInstancesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x15ListInstancesResponse\x12\x30\n\tinstances\x18\x01 \x03(\x0b\x32\x1d.shardring.runner.v1.Instance\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"+\n\x14WatchInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"H\n\x15WatchInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\"*\n\x13StopInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"G\n\x14StopInstanceResponse\x12/\n\x08instance\x18\x01 \x01(\x0b\x32\x1d.shardring.runner.v1.Instance\"\xa4\x02\n\x0fGenerateRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x33\n\x05input\x18\x02 \x01(\x0b\x32$.shardring.runner.v1.GenerationInput\x12/\n\x08sampling\x18\x03 \x01(\x0b\x32\x1d.shardring.runner.v1.Sampling\x12\x17\n\x0fmax_token_count\x18\x04 \x01(\x05\x12\x31\n\x04stop\x18\x05 \x01(\x0b\x32#.shardring.runner.v1.StopConditions\x12\x1e\n\x11top_logprob_count\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x63hoice_count\x18\x07 \x01(\x05\x42\x14\n\x12_top_logprob_count\"\xb4\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x33\n\ncompletion\x18\x03 \x01(\x0b\x32\x1f.shardring.runner.v1.Completion\x12\x14\n\x0c\x63hoice_index\x18\x04 \x01(\x05\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".shardring.runner.v1.ChosenLogprob2\xed\x04\n\x0fInstanceService\x12\x66\n\rStartInstance\x12).shardring.runner.v1.StartInstanceRequest\x1a*.shardring.runner.v1.StartInstanceResponse\x12`\n\x0bGetInstance\x12\'.shardring.runner.v1.GetInstanceRequest\x1a(.shardring.runner.v1.GetInstanceResponse\x12\x66\n\rListInstances\x12).shardring.runner.v1.ListInstancesRequest\x1a*.shardring.runner.v1.ListInstancesResponse\x12h\n\rWatchInstance\x12).shardring.runner.v1.WatchInstanceRequest\x1a*.shardring.runner.v1.WatchInstanceResponse0\x01\x12\x63\n\x0cStopInstance\x12(.shardring.runner.v1.StopInstanceRequest\x1a).shardring.runner.v1.StopInstanceResponse\x12Y\n\x08Generate\x12$.shardring.runner.v1.GenerateRequest\x1a%.shardring.runner.v1.GenerateResponse0\x01\x42\x64\n\x17\x64\x65v.shardring.runner.v1P\x01Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\xaa\x02\x13Shardring.Runner.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,30 +34,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardring.runner.v1.instanc
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.shardring.runner.v1P\001Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\252\002\023Shardring.Runner.V1'
-  _globals['_STARTINSTANCEREQUEST']._serialized_start=141
-  _globals['_STARTINSTANCEREQUEST']._serialized_end=238
-  _globals['_STARTINSTANCERESPONSE']._serialized_start=240
-  _globals['_STARTINSTANCERESPONSE']._serialized_end=312
-  _globals['_GETINSTANCEREQUEST']._serialized_start=314
-  _globals['_GETINSTANCEREQUEST']._serialized_end=355
-  _globals['_GETINSTANCERESPONSE']._serialized_start=357
-  _globals['_GETINSTANCERESPONSE']._serialized_end=427
-  _globals['_LISTINSTANCESREQUEST']._serialized_start=429
-  _globals['_LISTINSTANCESREQUEST']._serialized_end=490
-  _globals['_LISTINSTANCESRESPONSE']._serialized_start=492
-  _globals['_LISTINSTANCESRESPONSE']._serialized_end=590
-  _globals['_WATCHINSTANCEREQUEST']._serialized_start=592
-  _globals['_WATCHINSTANCEREQUEST']._serialized_end=635
-  _globals['_WATCHINSTANCERESPONSE']._serialized_start=637
-  _globals['_WATCHINSTANCERESPONSE']._serialized_end=709
-  _globals['_STOPINSTANCEREQUEST']._serialized_start=711
-  _globals['_STOPINSTANCEREQUEST']._serialized_end=753
-  _globals['_STOPINSTANCERESPONSE']._serialized_start=755
-  _globals['_STOPINSTANCERESPONSE']._serialized_end=826
-  _globals['_GENERATEREQUEST']._serialized_start=829
-  _globals['_GENERATEREQUEST']._serialized_end=994
-  _globals['_GENERATERESPONSE']._serialized_start=996
-  _globals['_GENERATERESPONSE']._serialized_end=1100
-  _globals['_INSTANCESERVICE']._serialized_start=1103
-  _globals['_INSTANCESERVICE']._serialized_end=1724
+  _globals['_STARTINSTANCEREQUEST']._serialized_start=142
+  _globals['_STARTINSTANCEREQUEST']._serialized_end=294
+  _globals['_STARTINSTANCERESPONSE']._serialized_start=296
+  _globals['_STARTINSTANCERESPONSE']._serialized_end=368
+  _globals['_GETINSTANCEREQUEST']._serialized_start=370
+  _globals['_GETINSTANCEREQUEST']._serialized_end=411
+  _globals['_GETINSTANCERESPONSE']._serialized_start=413
+  _globals['_GETINSTANCERESPONSE']._serialized_end=483
+  _globals['_LISTINSTANCESREQUEST']._serialized_start=485
+  _globals['_LISTINSTANCESREQUEST']._serialized_end=546
+  _globals['_LISTINSTANCESRESPONSE']._serialized_start=548
+  _globals['_LISTINSTANCESRESPONSE']._serialized_end=646
+  _globals['_WATCHINSTANCEREQUEST']._serialized_start=648
+  _globals['_WATCHINSTANCEREQUEST']._serialized_end=691
+  _globals['_WATCHINSTANCERESPONSE']._serialized_start=693
+  _globals['_WATCHINSTANCERESPONSE']._serialized_end=765
+  _globals['_STOPINSTANCEREQUEST']._serialized_start=767
+  _globals['_STOPINSTANCEREQUEST']._serialized_end=809
+  _globals['_STOPINSTANCERESPONSE']._serialized_start=811
+  _globals['_STOPINSTANCERESPONSE']._serialized_end=882
+  _globals['_GENERATEREQUEST']._serialized_start=885
+  _globals['_GENERATEREQUEST']._serialized_end=1177
+  _globals['_GENERATERESPONSE']._serialized_start=1180
+  _globals['_GENERATERESPONSE']._serialized_end=1360
+  _globals['_INSTANCESERVICE']._serialized_start=1363
+  _globals['_INSTANCESERVICE']._serialized_end=1984
 # @@protoc_insertion_point(module_scope)

@@ -28,21 +28,27 @@ class StartInstanceRequest(_message.Message):
 
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Names the instance, 1 to 64 of a-z, 0-9, "-"."""
     @_builtins.property
     def placement(self) -> _placement_pb2.Placement:
         """What to run. Rank 0 is the node this is sent to."""
 
+    @_builtins.property
+    def options(self) -> _runner_pb2.InstanceOptions:
+        """How to run it."""
+
     def __init__(
         self,
         *,
         instance_id: _builtins.str = ...,
         placement: _placement_pb2.Placement | None = ...,
+        options: _runner_pb2.InstanceOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "placement", b"placement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "options", b"options", "placement", b"placement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -274,10 +280,21 @@ class GenerateRequest(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
+    CHOICE_COUNT_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Which instance."""
     max_token_count: _builtins.int
     """At most this many tokens. 0: as many as the context holds."""
+    top_logprob_count: _builtins.int
+    """Asks for log-probabilities: of the chosen tokens, and of this many likeliest, 0 to 20. Absent:
+    none.
+    """
+    choice_count: _builtins.int
+    """How many answers to generate from the input, 1 to 16; each has its own seed, one after the
+    other from `sampling.seed` on. 0: 1.
+    """
     @_builtins.property
     def input(self) -> _runner_pb2.GenerationInput:
         """What to continue."""
@@ -286,6 +303,10 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _runner_pb2.Sampling:
         """How to choose tokens."""
 
+    @_builtins.property
+    def stop(self) -> _runner_pb2.StopConditions:
+        """What else ends it."""
+
     def __init__(
         self,
         *,
@@ -293,12 +314,17 @@ class GenerateRequest(_message.Message):
         input: _runner_pb2.GenerationInput | None = ...,
         sampling: _runner_pb2.Sampling | None = ...,
         max_token_count: _builtins.int = ...,
+        stop: _runner_pb2.StopConditions | None = ...,
+        top_logprob_count: _builtins.int | None = ...,
+        choice_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "input", b"input", "sampling", b"sampling", "stop", b"stop", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "instance_id", b"instance_id", "max_token_count", b"max_token_count", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count", "choice_count", b"choice_count", "input", b"input", "instance_id", b"instance_id", "max_token_count", b"max_token_count", "sampling", b"sampling", "stop", b"stop", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__top_logprob_count: _TypeAlias = _typing.Literal["top_logprob_count"]  # noqa: Y015
+    _WhichOneofArgType__top_logprob_count: _TypeAlias = _typing.Literal["_top_logprob_count", b"_top_logprob_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprob_count) -> _WhichOneofReturnType__top_logprob_count | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
@@ -311,15 +337,23 @@ class GenerateResponse(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
+    CHOICE_INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that is now certain; may be empty while a character is incomplete."""
+    choice_index: _builtins.int
+    """Which choice this is about, from 0 on."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens that came, in order."""
 
     @_builtins.property
     def completion(self) -> _runner_pb2.Completion:
-        """Only in the last message."""
+        """Only in the last message of a choice."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_runner_pb2.ChosenLogprob]:
+        """Where asked for, one for each of `token_ids`."""
 
     def __init__(
         self,
@@ -327,10 +361,12 @@ class GenerateResponse(_message.Message):
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         completion: _runner_pb2.Completion | None = ...,
+        choice_index: _builtins.int = ...,
+        logprobs: _abc.Iterable[_runner_pb2.ChosenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "completion", b"completion", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -112,9 +112,10 @@ class InstanceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Generates from one prompt, on the head. Cancelling the call stops every rank at its next token.
+        """Generates from one prompt, on the head. Cancelling the call stops every rank at its next step.
         Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY, NOT_HEAD, INVALID_FIELD, PROMPT_EMPTY,
-        PROMPT_TOO_LONG, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL, INSTANCE_FAILED.
+        PROMPT_TOO_LONG, CACHE_TOO_SMALL, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL,
+        INSTANCE_FAILED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

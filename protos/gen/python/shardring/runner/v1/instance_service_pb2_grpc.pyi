@@ -52,9 +52,10 @@ class InstanceServiceStub:
     called on any rank. Errors: INSTANCE_NOT_FOUND.
     """
     Generate: _grpc.UnaryStreamMultiCallable[_instance_service_pb2.GenerateRequest, _instance_service_pb2.GenerateResponse]
-    """Generates from one prompt, on the head. Cancelling the call stops every rank at its next token.
+    """Generates from one prompt, on the head. Cancelling the call stops every rank at its next step.
     Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY, NOT_HEAD, INVALID_FIELD, PROMPT_EMPTY,
-    PROMPT_TOO_LONG, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL, INSTANCE_FAILED.
+    PROMPT_TOO_LONG, CACHE_TOO_SMALL, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL,
+    INSTANCE_FAILED.
     """
 
 @_typing.type_check_only
@@ -81,9 +82,10 @@ class InstanceServiceAsyncStub(InstanceServiceStub):
     called on any rank. Errors: INSTANCE_NOT_FOUND.
     """
     Generate: _aio.UnaryStreamMultiCallable[_instance_service_pb2.GenerateRequest, _instance_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates from one prompt, on the head. Cancelling the call stops every rank at its next token.
+    """Generates from one prompt, on the head. Cancelling the call stops every rank at its next step.
     Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY, NOT_HEAD, INVALID_FIELD, PROMPT_EMPTY,
-    PROMPT_TOO_LONG, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL, INSTANCE_FAILED.
+    PROMPT_TOO_LONG, CACHE_TOO_SMALL, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL,
+    INSTANCE_FAILED.
     """
 
 class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -143,9 +145,10 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _instance_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_instance_service_pb2.GenerateResponse], _abc.AsyncIterator[_instance_service_pb2.GenerateResponse]]:
-        """Generates from one prompt, on the head. Cancelling the call stops every rank at its next token.
+        """Generates from one prompt, on the head. Cancelling the call stops every rank at its next step.
         Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY, NOT_HEAD, INVALID_FIELD, PROMPT_EMPTY,
-        PROMPT_TOO_LONG, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL, INSTANCE_FAILED.
+        PROMPT_TOO_LONG, CACHE_TOO_SMALL, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED, QUEUE_FULL,
+        INSTANCE_FAILED.
         """
 
 def add_InstanceServiceServicer_to_server(servicer: InstanceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

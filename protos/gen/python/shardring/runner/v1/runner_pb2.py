@@ -28,7 +28,7 @@ from shardring.common.v1 import common_pb2 as shardring_dot_common_dot_v1_dot_co
 from shardring.placement.v1 import placement_pb2 as shardring_dot_placement_dot_v1_dot_placement__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardring/runner/v1/runner.proto\x12\x13shardring.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a shardring/common/v1/common.proto\x1a&shardring/placement/v1/placement.proto\"\xa8\x02\n\x05Shard\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12/\n\x06layers\x18\x04 \x01(\x0b\x32\x1f.shardring.common.v1.LayerRange\x12.\n\x05state\x18\x05 \x01(\x0e\x32\x1f.shardring.runner.v1.ShardState\x12.\n\nstate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1a.shardring.common.v1.Error\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x03\x12\x19\n\x11\x64ownload_fraction\x18\t \x01(\x01\"\xd0\x02\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x34\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.Placement\x12\x31\n\x05state\x18\x03 \x01(\x0e\x32\".shardring.runner.v1.InstanceState\x12*\n\x06shards\x18\x04 \x03(\x0b\x32\x1a.shardring.runner.v1.Shard\x12)\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1a.shardring.common.v1.Error\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rank\x18\x07 \x01(\x05\x12\x15\n\rrequest_count\x18\x08 \x01(\x05\x12\x19\n\x11has_chat_template\x18\t \x01(\x08\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"w\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x07\n\x05_seed\"\xb9\x02\n\nCompletion\x12\x38\n\rfinish_reason\x18\x01 \x01(\x0e\x32!.shardring.runner.v1.FinishReason\x12\x1a\n\x12prompt_token_count\x18\x02 \x01(\x05\x12\x1e\n\x16\x63ompletion_token_count\x18\x03 \x01(\x05\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x05\x12\x31\n\x0equeue_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0fprompt_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x64\x65\x63ode_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x97\x01\n\x0fGenerationInput\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12\x35\n\x08messages\x18\x02 \x01(\x0b\x32!.shardring.runner.v1.ChatMessagesH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.shardring.runner.v1.TokenIdsH\x00\x42\x07\n\x05input\"B\n\x0c\x43hatMessages\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .shardring.runner.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05*\xc5\x02\n\nShardState\x12\x1b\n\x17SHARD_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13SHARD_STATE_PENDING\x10\x01\x12\x1b\n\x17SHARD_STATE_DOWNLOADING\x10\x02\x12\x1a\n\x16SHARD_STATE_CONNECTING\x10\x03\x12\x19\n\x15SHARD_STATE_CONNECTED\x10\x04\x12\x17\n\x13SHARD_STATE_LOADING\x10\x05\x12\x16\n\x12SHARD_STATE_LOADED\x10\x06\x12\x1a\n\x16SHARD_STATE_WARMING_UP\x10\x07\x12\x15\n\x11SHARD_STATE_READY\x10\x08\x12\x18\n\x14SHARD_STATE_STOPPING\x10\t\x12\x17\n\x13SHARD_STATE_STOPPED\x10\n\x12\x16\n\x12SHARD_STATE_FAILED\x10\x0b*\xba\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INSTANCE_STATE_STARTING\x10\x01\x12\x18\n\x14INSTANCE_STATE_READY\x10\x02\x12\x1b\n\x17INSTANCE_STATE_STOPPING\x10\x03\x12\x1a\n\x16INSTANCE_STATE_STOPPED\x10\x04\x12\x19\n\x15INSTANCE_STATE_FAILED\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x42\x64\n\x17\x64\x65v.shardring.runner.v1P\x01Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\xaa\x02\x13Shardring.Runner.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardring/runner/v1/runner.proto\x12\x13shardring.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a shardring/common/v1/common.proto\x1a&shardring/placement/v1/placement.proto\"\xeb\x02\n\x05Shard\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12/\n\x06layers\x18\x04 \x01(\x0b\x32\x1f.shardring.common.v1.LayerRange\x12.\n\x05state\x18\x05 \x01(\x0e\x32\x1f.shardring.runner.v1.ShardState\x12.\n\nstate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1a.shardring.common.v1.Error\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x03\x12\x19\n\x11\x64ownload_fraction\x18\t \x01(\x01\x12.\n\x05usage\x18\n \x01(\x0b\x32\x1f.shardring.runner.v1.ShardUsage\x12\x11\n\tlog_lines\x18\x0b \x03(\t\"o\n\nShardUsage\x12\x15\n\rbusy_fraction\x18\x01 \x01(\x01\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x02 \x01(\x03\x12\x19\n\x11\x63\x61\x63he_limit_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12prefix_cache_bytes\x18\x04 \x01(\x03\"\xd1\x03\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x34\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.Placement\x12\x31\n\x05state\x18\x03 \x01(\x0e\x32\".shardring.runner.v1.InstanceState\x12*\n\x06shards\x18\x04 \x03(\x0b\x32\x1a.shardring.runner.v1.Shard\x12)\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1a.shardring.common.v1.Error\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rank\x18\x07 \x01(\x05\x12\x15\n\rrequest_count\x18\x08 \x01(\x05\x12\x19\n\x11has_chat_template\x18\t \x01(\x08\x12\x35\n\x07options\x18\n \x01(\x0b\x32$.shardring.runner.v1.InstanceOptions\x12/\n\x04load\x18\x0b \x01(\x0b\x32!.shardring.runner.v1.InstanceLoad\x12\x17\n\x0fmlx_engine_port\x18\x0c \x01(\x05\"D\n\x0fInstanceOptions\x12\x12\n\ncache_bits\x18\x01 \x01(\x05\x12\x1d\n\x15max_cache_token_count\x18\x02 \x01(\x05\"\x9c\x01\n\x0cInstanceLoad\x12\x15\n\rrunning_count\x18\x01 \x01(\x05\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x05\x12 \n\x18prompt_tokens_per_second\x18\x03 \x01(\x01\x12$\n\x1c\x63ompletion_tokens_per_second\x18\x04 \x01(\x01\x12\x17\n\x0f\x62\x61tch_occupancy\x18\x05 \x01(\x01\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xd8\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12@\n\nlogit_bias\x18\t \x03(\x0b\x32,.shardring.runner.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"M\n\x0eStopConditions\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x19\n\x11ignore_end_tokens\x18\x03 \x01(\x08\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"r\n\rChosenLogprob\x12\x31\n\x06\x63hosen\x18\x01 \x01(\x0b\x32!.shardring.runner.v1.TokenLogprob\x12.\n\x03top\x18\x02 \x03(\x0b\x32!.shardring.runner.v1.TokenLogprob\"\xef\x02\n\nCompletion\x12\x38\n\rfinish_reason\x18\x01 \x01(\x0e\x32!.shardring.runner.v1.FinishReason\x12\x1a\n\x12prompt_token_count\x18\x02 \x01(\x05\x12\x1e\n\x16\x63ompletion_token_count\x18\x03 \x01(\x05\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x05\x12\x31\n\x0equeue_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0fprompt_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x64\x65\x63ode_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\tstop_text\x18\x08 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\t \x01(\x05H\x00\x42\x06\n\x04stop\"\x97\x01\n\x0fGenerationInput\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12\x35\n\x08messages\x18\x02 \x01(\x0b\x32!.shardring.runner.v1.ChatMessagesH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.shardring.runner.v1.TokenIdsH\x00\x42\x07\n\x05input\"B\n\x0c\x43hatMessages\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .shardring.runner.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05*\xc5\x02\n\nShardState\x12\x1b\n\x17SHARD_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13SHARD_STATE_PENDING\x10\x01\x12\x1b\n\x17SHARD_STATE_DOWNLOADING\x10\x02\x12\x1a\n\x16SHARD_STATE_CONNECTING\x10\x03\x12\x19\n\x15SHARD_STATE_CONNECTED\x10\x04\x12\x17\n\x13SHARD_STATE_LOADING\x10\x05\x12\x16\n\x12SHARD_STATE_LOADED\x10\x06\x12\x1a\n\x16SHARD_STATE_WARMING_UP\x10\x07\x12\x15\n\x11SHARD_STATE_READY\x10\x08\x12\x18\n\x14SHARD_STATE_STOPPING\x10\t\x12\x17\n\x13SHARD_STATE_STOPPED\x10\n\x12\x16\n\x12SHARD_STATE_FAILED\x10\x0b*\xba\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INSTANCE_STATE_STARTING\x10\x01\x12\x18\n\x14INSTANCE_STATE_READY\x10\x02\x12\x1b\n\x17INSTANCE_STATE_STOPPING\x10\x03\x12\x1a\n\x16INSTANCE_STATE_STOPPED\x10\x04\x12\x19\n\x15INSTANCE_STATE_FAILED\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x42\x64\n\x17\x64\x65v.shardring.runner.v1P\x01Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\xaa\x02\x13Shardring.Runner.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,26 +36,42 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardring.runner.v1.runner_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.shardring.runner.v1P\001Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\252\002\023Shardring.Runner.V1'
-  _globals['_SHARDSTATE']._serialized_start=1565
-  _globals['_SHARDSTATE']._serialized_end=1890
-  _globals['_INSTANCESTATE']._serialized_start=1893
-  _globals['_INSTANCESTATE']._serialized_end=2079
-  _globals['_FINISHREASON']._serialized_start=2081
-  _globals['_FINISHREASON']._serialized_end=2176
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_SHARDSTATE']._serialized_start=2643
+  _globals['_SHARDSTATE']._serialized_end=2968
+  _globals['_INSTANCESTATE']._serialized_start=2971
+  _globals['_INSTANCESTATE']._serialized_end=3157
+  _globals['_FINISHREASON']._serialized_start=3159
+  _globals['_FINISHREASON']._serialized_end=3254
   _globals['_SHARD']._serialized_start=197
-  _globals['_SHARD']._serialized_end=493
-  _globals['_INSTANCE']._serialized_start=496
-  _globals['_INSTANCE']._serialized_end=832
-  _globals['_CHATMESSAGE']._serialized_start=834
-  _globals['_CHATMESSAGE']._serialized_end=878
-  _globals['_SAMPLING']._serialized_start=880
-  _globals['_SAMPLING']._serialized_end=999
-  _globals['_COMPLETION']._serialized_start=1002
-  _globals['_COMPLETION']._serialized_end=1315
-  _globals['_GENERATIONINPUT']._serialized_start=1318
-  _globals['_GENERATIONINPUT']._serialized_end=1469
-  _globals['_CHATMESSAGES']._serialized_start=1471
-  _globals['_CHATMESSAGES']._serialized_end=1537
-  _globals['_TOKENIDS']._serialized_start=1539
-  _globals['_TOKENIDS']._serialized_end=1562
+  _globals['_SHARD']._serialized_end=560
+  _globals['_SHARDUSAGE']._serialized_start=562
+  _globals['_SHARDUSAGE']._serialized_end=673
+  _globals['_INSTANCE']._serialized_start=676
+  _globals['_INSTANCE']._serialized_end=1141
+  _globals['_INSTANCEOPTIONS']._serialized_start=1143
+  _globals['_INSTANCEOPTIONS']._serialized_end=1211
+  _globals['_INSTANCELOAD']._serialized_start=1214
+  _globals['_INSTANCELOAD']._serialized_end=1370
+  _globals['_CHATMESSAGE']._serialized_start=1372
+  _globals['_CHATMESSAGE']._serialized_end=1416
+  _globals['_SAMPLING']._serialized_start=1419
+  _globals['_SAMPLING']._serialized_end=1763
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1673
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1721
+  _globals['_STOPCONDITIONS']._serialized_start=1765
+  _globals['_STOPCONDITIONS']._serialized_end=1842
+  _globals['_TOKENLOGPROB']._serialized_start=1844
+  _globals['_TOKENLOGPROB']._serialized_end=1907
+  _globals['_CHOSENLOGPROB']._serialized_start=1909
+  _globals['_CHOSENLOGPROB']._serialized_end=2023
+  _globals['_COMPLETION']._serialized_start=2026
+  _globals['_COMPLETION']._serialized_end=2393
+  _globals['_GENERATIONINPUT']._serialized_start=2396
+  _globals['_GENERATIONINPUT']._serialized_end=2547
+  _globals['_CHATMESSAGES']._serialized_start=2549
+  _globals['_CHATMESSAGES']._serialized_end=2615
+  _globals['_TOKENIDS']._serialized_start=2617
+  _globals['_TOKENIDS']._serialized_end=2640
 # @@protoc_insertion_point(module_scope)

@@ -158,6 +158,8 @@ class Shard(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     DOWNLOAD_FRACTION_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    LOG_LINES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """The instance it belongs to."""
     rank: _builtins.int
@@ -182,6 +184,16 @@ class Shard(_message.Message):
     def error(self) -> _common_pb2.Error:
         """Why it FAILED."""
 
+    @_builtins.property
+    def usage(self) -> Global___ShardUsage:
+        """What it spends. Once READY."""
+
+    @_builtins.property
+    def log_lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The last lines that its process wrote to its log, oldest first, at most 50. Only of the
+        answering node's own shard, and from FAILED on everywhere. Left out of lists.
+        """
+
     def __init__(
         self,
         *,
@@ -194,14 +206,50 @@ class Shard(_message.Message):
         error: _common_pb2.Error | None = ...,
         memory_bytes: _builtins.int = ...,
         download_fraction: _builtins.float = ...,
+        usage: Global___ShardUsage | None = ...,
+        log_lines: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "layers", b"layers", "state_time", b"state_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "layers", b"layers", "state_time", b"state_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_fraction", b"download_fraction", "error", b"error", "instance_id", b"instance_id", "layers", b"layers", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rank", b"rank", "state", b"state", "state_time", b"state_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_fraction", b"download_fraction", "error", b"error", "instance_id", b"instance_id", "layers", b"layers", "log_lines", b"log_lines", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rank", b"rank", "state", b"state", "state_time", b"state_time", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Shard: _TypeAlias = Shard  # noqa: Y015
+
+@_typing.final
+class ShardUsage(_message.Message):
+    """What a shard spends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUSY_FRACTION_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    CACHE_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    busy_fraction: _builtins.float
+    """Share of the last few seconds in which its stage computed, 0 to 1."""
+    cache_bytes: _builtins.int
+    """Bytes of key-value caches that sequences were given."""
+    cache_limit_bytes: _builtins.int
+    """The most that they may be given."""
+    prefix_cache_bytes: _builtins.int
+    """Bytes of key-value caches kept for prompts that begin alike."""
+    def __init__(
+        self,
+        *,
+        busy_fraction: _builtins.float = ...,
+        cache_bytes: _builtins.int = ...,
+        cache_limit_bytes: _builtins.int = ...,
+        prefix_cache_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_fraction", b"busy_fraction", "cache_bytes", b"cache_bytes", "cache_limit_bytes", b"cache_limit_bytes", "prefix_cache_bytes", b"prefix_cache_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardUsage: _TypeAlias = ShardUsage  # noqa: Y015
 
 @_typing.final
 class Instance(_message.Message):
@@ -218,6 +266,9 @@ class Instance(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    MLX_ENGINE_PORT_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Chosen by the client."""
     state: Global___InstanceState.ValueType
@@ -228,6 +279,10 @@ class Instance(_message.Message):
     """Requests waiting or running. Only on the head."""
     has_chat_template: _builtins.bool
     """True when the model's tokenizer brings a chat template. Only on the head, once READY."""
+    mlx_engine_port: _builtins.int
+    """Port of the head, on every address the node serves on, where mlx.grpc.engine.MlxEngine is this
+    instance: for gateways such as smg. Only on the head, while READY; else 0.
+    """
     @_builtins.property
     def placement(self) -> _placement_pb2.Placement:
         """The decision it runs."""
@@ -244,6 +299,14 @@ class Instance(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the answering node was told of it."""
 
+    @_builtins.property
+    def options(self) -> Global___InstanceOptions:
+        """How it is run."""
+
+    @_builtins.property
+    def load(self) -> Global___InstanceLoad:
+        """What it is doing. Only on the head, once READY."""
+
     def __init__(
         self,
         *,
@@ -256,14 +319,85 @@ class Instance(_message.Message):
         rank: _builtins.int = ...,
         request_count: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
+        options: Global___InstanceOptions | None = ...,
+        load: Global___InstanceLoad | None = ...,
+        mlx_engine_port: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "error", b"error", "placement", b"placement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "error", b"error", "load", b"load", "options", b"options", "placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "error", b"error", "has_chat_template", b"has_chat_template", "instance_id", b"instance_id", "placement", b"placement", "rank", b"rank", "request_count", b"request_count", "shards", b"shards", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "error", b"error", "has_chat_template", b"has_chat_template", "instance_id", b"instance_id", "load", b"load", "mlx_engine_port", b"mlx_engine_port", "options", b"options", "placement", b"placement", "rank", b"rank", "request_count", b"request_count", "shards", b"shards", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Instance: _TypeAlias = Instance  # noqa: Y015
+
+@_typing.final
+class InstanceOptions(_message.Message):
+    """How an instance keeps its key-value cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_BITS_FIELD_NUMBER: _builtins.int
+    MAX_CACHE_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    cache_bits: _builtins.int
+    """Bits a value of the cache is quantized to: 4 or 8. 0: as the model computes it. Requests are
+    then not batched with each other, as mlx-lm does not batch quantized caches.
+    """
+    max_cache_token_count: _builtins.int
+    """At most this many tokens of each sequence are kept, the first four and the latest; for models
+    that bring no kind of cache of their own. 0: all.
+    """
+    def __init__(
+        self,
+        *,
+        cache_bits: _builtins.int = ...,
+        max_cache_token_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bits", b"cache_bits", "max_cache_token_count", b"max_cache_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstanceOptions: _TypeAlias = InstanceOptions  # noqa: Y015
+
+@_typing.final
+class InstanceLoad(_message.Message):
+    """What an instance is doing, over the last few seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_COUNT_FIELD_NUMBER: _builtins.int
+    QUEUED_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    BATCH_OCCUPANCY_FIELD_NUMBER: _builtins.int
+    running_count: _builtins.int
+    """Sequences being computed."""
+    queued_count: _builtins.int
+    """Sequences waiting for room."""
+    prompt_tokens_per_second: _builtins.float
+    """Prompt tokens computed in a second."""
+    completion_tokens_per_second: _builtins.float
+    """Tokens generated in a second, all sequences together."""
+    batch_occupancy: _builtins.float
+    """Tokens computed by one decode step, on average."""
+    def __init__(
+        self,
+        *,
+        running_count: _builtins.int = ...,
+        queued_count: _builtins.int = ...,
+        prompt_tokens_per_second: _builtins.float = ...,
+        completion_tokens_per_second: _builtins.float = ...,
+        batch_occupancy: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_occupancy", b"batch_occupancy", "completion_tokens_per_second", b"completion_tokens_per_second", "prompt_tokens_per_second", b"prompt_tokens_per_second", "queued_count", b"queued_count", "running_count", b"running_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstanceLoad: _TypeAlias = InstanceLoad  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -297,11 +431,35 @@ class Sampling(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 (default) takes the likeliest token; up to 10."""
     top_p: _builtins.float
@@ -311,7 +469,21 @@ class Sampling(_message.Message):
     min_p: _builtins.float
     """Keep tokens at least this fraction as likely as the likeliest, 0 to 1. 0 (default): all."""
     seed: _builtins.int
-    """Makes sampling repeatable. Absent: chosen by the head."""
+    """Makes sampling repeatable: the same prompt and settings give the same tokens, on any number of
+    ranks and whatever else is being generated. Absent: chosen by the head.
+    """
+    repetition_penalty: _builtins.float
+    """Divides the positive and multiplies the negative logits of tokens that are among the last 20,
+    prompt included; above 0 to 10. Absent: 1, no effect.
+    """
+    frequency_penalty: _builtins.float
+    """Taken from a token's logit for each time it is among the last 20, -2 to 2."""
+    presence_penalty: _builtins.float
+    """Taken from a token's logit once when it is among the last 20, -2 to 2."""
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits of these token ids, -100 to 100 each, at most 1024."""
+
     def __init__(
         self,
         *,
@@ -320,21 +492,123 @@ class Sampling(_message.Message):
         top_k: _builtins.int = ...,
         min_p: _builtins.float = ...,
         seed: _builtins.int | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class StopConditions(_message.Message):
+    """What ends a generation, beside the model's own end tokens and the count of tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    IGNORE_END_TOKENS_FIELD_NUMBER: _builtins.int
+    ignore_end_tokens: _builtins.bool
+    """Go on at the model's own end tokens."""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that end it, however tokens spell them; at most 16 of 1 to 1000 bytes. They are not sent."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids that end it; at most 64. They are not sent."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ignore_end_tokens: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_end_tokens", b"ignore_end_tokens", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopConditions: _TypeAlias = StopConditions  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """A token that was chosen, or might have been."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The token."""
+    text: _builtins.str
+    """Its text, alone; U+FFFD stands where it is only part of a character."""
+    logprob: _builtins.float
+    """The natural logarithm of its probability, before temperature and cuts, after penalties."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
+class ChosenLogprob(_message.Message):
+    """A generated token's log-probability, and the likeliest ones' in its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chosen(self) -> Global___TokenLogprob:
+        """What was chosen."""
+
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The likeliest, likeliest first, as many as were asked for."""
+
+    def __init__(
+        self,
+        *,
+        chosen: Global___TokenLogprob | None = ...,
+        top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChosenLogprob: _TypeAlias = ChosenLogprob  # noqa: Y015
 
 @_typing.final
 class Completion(_message.Message):
@@ -349,6 +623,8 @@ class Completion(_message.Message):
     QUEUE_DURATION_FIELD_NUMBER: _builtins.int
     PROMPT_DURATION_FIELD_NUMBER: _builtins.int
     DECODE_DURATION_FIELD_NUMBER: _builtins.int
+    STOP_TEXT_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why it ended."""
     prompt_token_count: _builtins.int
@@ -357,6 +633,10 @@ class Completion(_message.Message):
     """Tokens generated, the end token not counted."""
     cached_token_count: _builtins.int
     """Prompt tokens that needed no computing because their cache was kept."""
+    stop_text: _builtins.str
+    """One of `stop.texts`."""
+    stop_token_id: _builtins.int
+    """One of `stop.token_ids`."""
     @_builtins.property
     def queue_duration(self) -> _duration_pb2.Duration:
         """Waiting before the first stage began."""
@@ -379,12 +659,16 @@ class Completion(_message.Message):
         queue_duration: _duration_pb2.Duration | None = ...,
         prompt_duration: _duration_pb2.Duration | None = ...,
         decode_duration: _duration_pb2.Duration | None = ...,
+        stop_text: _builtins.str = ...,
+        stop_token_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_duration", b"decode_duration", "prompt_duration", b"prompt_duration", "queue_duration", b"queue_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_duration", b"decode_duration", "prompt_duration", b"prompt_duration", "queue_duration", b"queue_duration", "stop", b"stop", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "completion_token_count", b"completion_token_count", "decode_duration", b"decode_duration", "finish_reason", b"finish_reason", "prompt_duration", b"prompt_duration", "prompt_token_count", b"prompt_token_count", "queue_duration", b"queue_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "completion_token_count", b"completion_token_count", "decode_duration", b"decode_duration", "finish_reason", b"finish_reason", "prompt_duration", b"prompt_duration", "prompt_token_count", b"prompt_token_count", "queue_duration", b"queue_duration", "stop", b"stop", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_stop: _TypeAlias = _typing.Literal["stop_text", "stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType_stop: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_stop) -> _WhichOneofReturnType_stop | None: ...
 
 Global___Completion: _TypeAlias = Completion  # noqa: Y015
 

@@ -26,7 +26,7 @@ from shardring.placement.v1 import placement_pb2 as shardring_dot_placement_dot_
 from shardring.runner.v1 import runner_pb2 as shardring_dot_runner_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'shardring/runner/v1/shard_service.proto\x12\x13shardring.runner.v1\x1a&shardring/placement/v1/placement.proto\x1a shardring/runner/v1/runner.proto\"|\n\x11StartShardRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x34\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.Placement\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0e\n\x06run_id\x18\x04 \x01(\t\"?\n\x12StartShardResponse\x12)\n\x05shard\x18\x01 \x01(\x0b\x32\x1a.shardring.runner.v1.Shard\"8\n\x11WatchShardRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"?\n\x12WatchShardResponse\x12)\n\x05shard\x18\x01 \x01(\x0b\x32\x1a.shardring.runner.v1.Shard\"7\n\x10StopShardRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"\x13\n\x11StopShardResponse\"\x9a\x01\n\x14SubmitRequestRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\x05\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.shardring.runner.v1.Sampling\x12\x0e\n\x06run_id\x18\x05 \x01(\t\"\x17\n\x15SubmitRequestResponse2\x92\x03\n\x0cShardService\x12]\n\nStartShard\x12&.shardring.runner.v1.StartShardRequest\x1a\'.shardring.runner.v1.StartShardResponse\x12_\n\nWatchShard\x12&.shardring.runner.v1.WatchShardRequest\x1a\'.shardring.runner.v1.WatchShardResponse0\x01\x12Z\n\tStopShard\x12%.shardring.runner.v1.StopShardRequest\x1a&.shardring.runner.v1.StopShardResponse\x12\x66\n\rSubmitRequest\x12).shardring.runner.v1.SubmitRequestRequest\x1a*.shardring.runner.v1.SubmitRequestResponseBd\n\x17\x64\x65v.shardring.runner.v1P\x01Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\xaa\x02\x13Shardring.Runner.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'shardring/runner/v1/shard_service.proto\x12\x13shardring.runner.v1\x1a&shardring/placement/v1/placement.proto\x1a shardring/runner/v1/runner.proto\"\xb3\x01\n\x11StartShardRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x34\n\tplacement\x18\x02 \x01(\x0b\x32!.shardring.placement.v1.Placement\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x35\n\x07options\x18\x05 \x01(\x0b\x32$.shardring.runner.v1.InstanceOptions\"?\n\x12StartShardResponse\x12)\n\x05shard\x18\x01 \x01(\x0b\x32\x1a.shardring.runner.v1.Shard\"8\n\x11WatchShardRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"?\n\x12WatchShardResponse\x12)\n\x05shard\x18\x01 \x01(\x0b\x32\x1a.shardring.runner.v1.Shard\"7\n\x10StopShardRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"\x13\n\x11StopShardResponse2\xaa\x02\n\x0cShardService\x12]\n\nStartShard\x12&.shardring.runner.v1.StartShardRequest\x1a\'.shardring.runner.v1.StartShardResponse\x12_\n\nWatchShard\x12&.shardring.runner.v1.WatchShardRequest\x1a\'.shardring.runner.v1.WatchShardResponse0\x01\x12Z\n\tStopShard\x12%.shardring.runner.v1.StopShardRequest\x1a&.shardring.runner.v1.StopShardResponseBd\n\x17\x64\x65v.shardring.runner.v1P\x01Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\xaa\x02\x13Shardring.Runner.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +34,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardring.runner.v1.shard_s
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.shardring.runner.v1P\001Z1shardring.dev/gen/go/shardring/runner/v1;runnerv1\252\002\023Shardring.Runner.V1'
-  _globals['_STARTSHARDREQUEST']._serialized_start=138
-  _globals['_STARTSHARDREQUEST']._serialized_end=262
-  _globals['_STARTSHARDRESPONSE']._serialized_start=264
-  _globals['_STARTSHARDRESPONSE']._serialized_end=327
-  _globals['_WATCHSHARDREQUEST']._serialized_start=329
-  _globals['_WATCHSHARDREQUEST']._serialized_end=385
-  _globals['_WATCHSHARDRESPONSE']._serialized_start=387
-  _globals['_WATCHSHARDRESPONSE']._serialized_end=450
-  _globals['_STOPSHARDREQUEST']._serialized_start=452
-  _globals['_STOPSHARDREQUEST']._serialized_end=507
-  _globals['_STOPSHARDRESPONSE']._serialized_start=509
-  _globals['_STOPSHARDRESPONSE']._serialized_end=528
-  _globals['_SUBMITREQUESTREQUEST']._serialized_start=531
-  _globals['_SUBMITREQUESTREQUEST']._serialized_end=685
-  _globals['_SUBMITREQUESTRESPONSE']._serialized_start=687
-  _globals['_SUBMITREQUESTRESPONSE']._serialized_end=710
-  _globals['_SHARDSERVICE']._serialized_start=713
-  _globals['_SHARDSERVICE']._serialized_end=1115
+  _globals['_STARTSHARDREQUEST']._serialized_start=139
+  _globals['_STARTSHARDREQUEST']._serialized_end=318
+  _globals['_STARTSHARDRESPONSE']._serialized_start=320
+  _globals['_STARTSHARDRESPONSE']._serialized_end=383
+  _globals['_WATCHSHARDREQUEST']._serialized_start=385
+  _globals['_WATCHSHARDREQUEST']._serialized_end=441
+  _globals['_WATCHSHARDRESPONSE']._serialized_start=443
+  _globals['_WATCHSHARDRESPONSE']._serialized_end=506
+  _globals['_STOPSHARDREQUEST']._serialized_start=508
+  _globals['_STOPSHARDREQUEST']._serialized_end=563
+  _globals['_STOPSHARDRESPONSE']._serialized_start=565
+  _globals['_STOPSHARDRESPONSE']._serialized_end=584
+  _globals['_SHARDSERVICE']._serialized_start=587
+  _globals['_SHARDSERVICE']._serialized_end=885
 # @@protoc_insertion_point(module_scope)

@@ -3,10 +3,8 @@
 isort:skip_file
 """
 
-from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
 from shardring.placement.v1 import placement_pb2 as _placement_pb2
 from shardring.runner.v1 import runner_pb2 as _runner_pb2
 import builtins as _builtins
@@ -30,6 +28,7 @@ class StartShardRequest(_message.Message):
     PLACEMENT_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """The instance."""
     rank: _builtins.int
@@ -42,6 +41,10 @@ class StartShardRequest(_message.Message):
     def placement(self) -> _placement_pb2.Placement:
         """What to run."""
 
+    @_builtins.property
+    def options(self) -> _runner_pb2.InstanceOptions:
+        """How to run it."""
+
     def __init__(
         self,
         *,
@@ -49,10 +52,11 @@ class StartShardRequest(_message.Message):
         placement: _placement_pb2.Placement | None = ...,
         rank: _builtins.int = ...,
         run_id: _builtins.str = ...,
+        options: _runner_pb2.InstanceOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "placement", b"placement", "rank", b"rank", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "options", b"options", "placement", b"placement", "rank", b"rank", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,62 +178,3 @@ class StopShardResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StopShardResponse: _TypeAlias = StopShardResponse  # noqa: Y015
-
-@_typing.final
-class SubmitRequestRequest(_message.Message):
-    """Request of SubmitRequest."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INSTANCE_ID_FIELD_NUMBER: _builtins.int
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    instance_id: _builtins.str
-    """The instance."""
-    request_id: _builtins.str
-    """Names the request within the instance."""
-    run_id: _builtins.str
-    """The start of the instance that is meant. Another start is INSTANCE_NOT_FOUND."""
-    @_builtins.property
-    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt's tokens."""
-
-    @_builtins.property
-    def sampling(self) -> _runner_pb2.Sampling:
-        """How the last rank chooses tokens. The seed is always set."""
-
-    def __init__(
-        self,
-        *,
-        instance_id: _builtins.str = ...,
-        request_id: _builtins.str = ...,
-        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        sampling: _runner_pb2.Sampling | None = ...,
-        run_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "run_id", b"run_id", "sampling", b"sampling"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SubmitRequestRequest: _TypeAlias = SubmitRequestRequest  # noqa: Y015
-
-@_typing.final
-class SubmitRequestResponse(_message.Message):
-    """Response of SubmitRequest."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SubmitRequestResponse: _TypeAlias = SubmitRequestResponse  # noqa: Y015

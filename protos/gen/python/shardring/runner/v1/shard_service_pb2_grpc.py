@@ -50,11 +50,6 @@ class ShardServiceStub:
                 request_serializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.StopShardRequest.SerializeToString,
                 response_deserializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.StopShardResponse.FromString,
                 _registered_method=True)
-        self.SubmitRequest = channel.unary_unary(
-                '/shardring.runner.v1.ShardService/SubmitRequest',
-                request_serializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.SubmitRequestRequest.SerializeToString,
-                response_deserializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.SubmitRequestResponse.FromString,
-                _registered_method=True)
 
 
 class ShardServiceServicer:
@@ -83,15 +78,6 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SubmitRequest(self, request, context):
-        """Hands a request to a rank, which then enters the ring and works on it until the head ends it.
-        The head calls this on every other rank before it begins.
-        Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,11 +95,6 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.StopShard,
                     request_deserializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.StopShardRequest.FromString,
                     response_serializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.StopShardResponse.SerializeToString,
-            ),
-            'SubmitRequest': grpc.unary_unary_rpc_method_handler(
-                    servicer.SubmitRequest,
-                    request_deserializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.SubmitRequestRequest.FromString,
-                    response_serializer=shardring_dot_runner_dot_v1_dot_shard__service__pb2.SubmitRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -198,33 +179,6 @@ class ShardService:
             '/shardring.runner.v1.ShardService/StopShard',
             shardring_dot_runner_dot_v1_dot_shard__service__pb2.StopShardRequest.SerializeToString,
             shardring_dot_runner_dot_v1_dot_shard__service__pb2.StopShardResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SubmitRequest(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/shardring.runner.v1.ShardService/SubmitRequest',
-            shardring_dot_runner_dot_v1_dot_shard__service__pb2.SubmitRequestRequest.SerializeToString,
-            shardring_dot_runner_dot_v1_dot_shard__service__pb2.SubmitRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

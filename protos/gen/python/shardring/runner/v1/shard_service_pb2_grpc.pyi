@@ -41,11 +41,6 @@ class ShardServiceStub:
     """Sends the shard as it is, then at each change. Errors: INSTANCE_NOT_FOUND."""
     StopShard: _grpc.UnaryUnaryMultiCallable[_shard_service_pb2.StopShardRequest, _shard_service_pb2.StopShardResponse]
     """Stops the shard and answers when its memory is free. Quiet when it already ended or never was."""
-    SubmitRequest: _grpc.UnaryUnaryMultiCallable[_shard_service_pb2.SubmitRequestRequest, _shard_service_pb2.SubmitRequestResponse]
-    """Hands a request to a rank, which then enters the ring and works on it until the head ends it.
-    The head calls this on every other rank before it begins.
-    Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY.
-    """
 
 @_typing.type_check_only
 class ShardServiceAsyncStub(ShardServiceStub):
@@ -60,11 +55,6 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Sends the shard as it is, then at each change. Errors: INSTANCE_NOT_FOUND."""
     StopShard: _aio.UnaryUnaryMultiCallable[_shard_service_pb2.StopShardRequest, _shard_service_pb2.StopShardResponse]  # type: ignore[assignment]
     """Stops the shard and answers when its memory is free. Quiet when it already ended or never was."""
-    SubmitRequest: _aio.UnaryUnaryMultiCallable[_shard_service_pb2.SubmitRequestRequest, _shard_service_pb2.SubmitRequestResponse]  # type: ignore[assignment]
-    """Hands a request to a rank, which then enters the ring and works on it until the head ends it.
-    The head calls this on every other rank before it begins.
-    Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY.
-    """
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
     """Between the runners of one instance."""
@@ -94,16 +84,5 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_service_pb2.StopShardResponse, _abc.Awaitable[_shard_service_pb2.StopShardResponse]]:
         """Stops the shard and answers when its memory is free. Quiet when it already ended or never was."""
-
-    @_abc_1.abstractmethod
-    def SubmitRequest(
-        self,
-        request: _shard_service_pb2.SubmitRequestRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_shard_service_pb2.SubmitRequestResponse, _abc.Awaitable[_shard_service_pb2.SubmitRequestResponse]]:
-        """Hands a request to a rank, which then enters the ring and works on it until the head ends it.
-        The head calls this on every other rank before it begins.
-        Errors: INSTANCE_NOT_FOUND, INSTANCE_NOT_READY.
-        """
 
 def add_ShardServiceServicer_to_server(servicer: ShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

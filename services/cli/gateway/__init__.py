@@ -1,0 +1,1 @@
+"""OpenAI and Anthropic APIs in front of the cluster: the smg gateway, kept up to date."""
