@@ -21,6 +21,7 @@ from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
 from services.common.errors import invalid_field
 from services.common.options import option
+from services.common.security import TlsOptions
 from shardring.common.v1 import common_pb2
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
@@ -36,7 +37,7 @@ _PAGE_SIZE = 1000
 
 
 @dataclass(frozen=True)
-class ClientOptions:
+class ClientOptions(TlsOptions):
     """Where a client finds the cluster."""
 
     cluster: str = option(
@@ -236,7 +237,9 @@ class Cluster:
         """Return the client of a node's runner; `label` names the node in error messages."""
         if node_id not in self._runners:
             self._runners[node_id] = RunnerClient(
-                label, [HostPort(endpoint.address, endpoint.port) for endpoint in endpoints]
+                node_id,
+                label,
+                [HostPort(endpoint.address, endpoint.port) for endpoint in endpoints],
             )
         return self._runners[node_id]
 

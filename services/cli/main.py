@@ -47,6 +47,26 @@ COMMANDS = {
             ),
         },
     ),
+    "pki": Lazy(
+        None,
+        "Make the certificates with which a cluster's processes know each other.",
+        "shardring pki init",
+        {
+            "init": Lazy(
+                f"{_IN}.pki:init", "Make a cluster's certificate authority.", "shardring pki init"
+            ),
+            "issue": Lazy(
+                f"{_IN}.pki:issue",
+                "Make a certificate of the cluster's authority.",
+                "shardring pki issue studio-1 --host 10.0.0.5",
+            ),
+            "node-id": Lazy(
+                f"{_IN}.pki:node_id",
+                "Say which id this machine's node has; make it where there is none.",
+                "shardring pki node-id",
+            ),
+        },
+    ),
     "node": Lazy(
         f"{_IN}.node:node",
         "Run this machine's node.",

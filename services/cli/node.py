@@ -25,12 +25,21 @@ from services.common.errors import invalid_field
 from services.common.logs import start_logging
 from services.common.metrics import start_metrics
 from services.common.options import option
-from services.common.server import ListenError, announce, start_server, until_stopped
+from services.common.security import Security, ServerOptions, use_security
+from services.common.server import (
+    ListenError,
+    StartError,
+    announce,
+    check_listen,
+    start_server,
+    until_stopped,
+)
 from services.common.telemetry import start_telemetry
 from services.downloads.worker.node_hub import MAX_PORT, NodeHub
 from services.downloads.worker.options import MAX_PARALLEL_FILES, CacheOptions
 from services.downloads.worker.ways import Way
 from services.downloads.worker.worker import DownloadsWorker
+from services.runner.adapters.probe import probe_cuts
 from services.runner.bootstrap import build_calibrator, build_runner
 from services.runner.domain.calibration import Calibration
 from services.runner.metrics import observe_instances
@@ -44,7 +53,7 @@ from services.topology.domain.model import Link, Speed
 
 
 @dataclass(frozen=True)
-class NodeOptions:
+class NodeOptions(ServerOptions):
     """How a node runs."""
 
     join: str = option(
@@ -124,6 +133,7 @@ async def run_node(options: NodeOptions) -> None:
     ShardringError(INVALID_FIELD) for an option that makes no sense.
     """
     start_logging(options.log_level)
+    security = use_security(options)
     listen = parse_host_port(options.listen)
     for name in ("memory_gb", "headroom_gb", "download_mb_per_second"):
         if not 0 <= getattr(options, name) <= 1e6:
@@ -133,9 +143,11 @@ async def run_node(options: NodeOptions) -> None:
         raise invalid_field("parallel_files", options.parallel_files, expected)
     if not 0 <= options.hub_port <= MAX_PORT:
         raise invalid_field("hub_port", options.hub_port, f"0 to {MAX_PORT}")
+    check_listen(listen, security)
     named = named_services(options)
     stopped = asyncio.create_task(until_stopped(), name="until stopped")
     with held_identity(_data_folder(options)) as identity:
+        check_certificate(security, identity.node_id)
         looking = asyncio.create_task(
             _located(named, options, listen), name="looking for a cluster"
         )
@@ -198,6 +210,7 @@ async def run_node(options: NodeOptions) -> None:
             ways=lambda node_id: ways_to(node_id, agent.links()),
             hub_port=hub_port,
             in_use=runner.models_in_use,
+            probe=probe_cuts,
         )
         announce("node", address)
         registered = asyncio.create_task(agent.registered.wait(), name="registered")
@@ -235,6 +248,17 @@ async def _work(worker: DownloadsWorker, agent: TopologyAgent) -> None:
     not take the first one's place there."""
     await agent.registered.wait()
     await worker.run()
+
+
+def check_certificate(security: Security, node_id: str) -> None:
+    """Raise StartError when this process has a certificate, and it is not this node's."""
+    if security.tls is None or security.tls.node_ids == (node_id,):
+        return
+    named = " and ".join(security.tls.node_ids) or "no node"
+    raise StartError(
+        f"{security.tls.cert} names {named}, and this is node {node_id}. Issue a certificate for "
+        f"it where the cluster's CA is kept: shardring pki issue --node {node_id}"
+    )
 
 
 def speed_of(calibration: Calibration | None) -> Speed:

@@ -19,8 +19,8 @@ _PAGE_SIZE = 1000
 class RunnerClient:
     """The InstanceService of one node. Errors as `Remote` raises them, naming the node."""
 
-    def __init__(self, label: str, addresses: Sequence[HostPort]) -> None:
-        self.remote = Remote(f"node {label}", addresses)
+    def __init__(self, node_id: str, label: str, addresses: Sequence[HostPort]) -> None:
+        self.remote = Remote(f"node {label}", addresses, node_id=node_id)
         self._stub = InstanceServiceStub(self.remote.channel)
 
     async def start(

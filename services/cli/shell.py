@@ -19,6 +19,7 @@ from services.cli.client import ClientOptions, Cluster, located
 from services.cli.follow import follow_instance
 from services.cli.instances import Follow
 from services.common.options import with_options
+from services.common.security import use_security
 from services.common.telemetry import start_telemetry
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
@@ -147,6 +148,7 @@ def _run(
         assert task is not None
         # As Ctrl-C does: what the command started is stopped on the way out.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        use_security(options)
         async with Cluster(await located(options)) as cluster:
             shell = Shell(cluster, make_console(sys.stdout), make_console(sys.stderr), as_json)
             with tracer.start_as_current_span(f"shardring {work.__name__}"):

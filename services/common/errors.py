@@ -21,6 +21,8 @@ class Reason(StrEnum):
     SERVICE_TIMEOUT = auto()
     INTERNAL = auto()
     SHUTTING_DOWN = auto()
+    NODE_NOT_PROVEN = auto()
+    CALLER_NOT_ALLOWED = auto()
 
     NODE_NOT_FOUND = auto()
     NODE_ID_DUPLICATE = auto()
@@ -54,6 +56,7 @@ class Reason(StrEnum):
     SHARDING_UNSUPPORTED = auto()
     NOT_CALIBRATED = auto()
     LINKS_NOT_VERIFIED = auto()
+    CUT_NOT_ALLOWED = auto()
 
     INSTANCE_NOT_FOUND = auto()
     INSTANCE_EXISTS = auto()

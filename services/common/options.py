@@ -1,6 +1,7 @@
 """Options: frozen dataclasses whose fields have a default and a sentence.
 
-One declaration gives each field its flag, its environment variable and its help text.
+One declaration gives each field its flag, its environment variable and its help text. A field whose
+default is a tuple may be given several times; in its variable the values stand between spaces.
 """
 
 import dataclasses
@@ -25,7 +26,14 @@ def with_options(cls: type[Options]) -> Callable[[Callable[..., Any]], Callable[
     """Give a click command one flag for each field of `cls`, and pass it the filled `options`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        inherited = {
+            name for base in cls.__mro__[1:] for name in getattr(base, "__annotations__", ())
+        }
+        # What a command has of its own is shown before what it shares with others.
+        fields = sorted(
+            dataclasses.fields(cls),  # type: ignore[arg-type]
+            key=lambda field: field.name in inherited,
+        )
 
         def run(**values: Any) -> Any:
             options = cls(**{field.name: values.pop(field.name) for field in fields})
@@ -42,13 +50,18 @@ def with_options(cls: type[Options]) -> Callable[[Callable[..., Any]], Callable[
                 f"{flag}/--no-{flag[2:]}" if field.default is True else flag,
                 field.name,
                 default=field.default,
-                type=click.Choice(choices) if choices else type(field.default),
+                type=click.Choice(choices) if choices else _kind(field.default),
                 is_flag=isinstance(field.default, bool),
+                multiple=isinstance(field.default, tuple),
                 envvar=field.metadata["env"],
                 show_envvar=bool(field.metadata["env"]),
-                show_default=field.default not in ("", False),
+                show_default=field.default not in ("", False, ()),
                 help=field.metadata["help"],
             )(wrapped)
         return wrapped
 
     return decorate
+
+
+def _kind(default: Any) -> type:
+    return str if isinstance(default, tuple) else type(default)

@@ -13,10 +13,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.common import telemetry
+from services.common.access import AccessInterceptor
 from services.common.addresses import HostPort
-from services.common.channel import MAX_MESSAGE_BYTES
+from services.common.channel import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
 from services.common.errors import ShardringError
 from services.common.interceptors import ErrorInterceptor, StreamInterceptor
+from services.common.security import Security, current_security
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,40 @@ class Registration:
 
     full_name: str
     add_to_server: Callable[[grpc.aio.Server], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client, or all together, may take of a server.
+
+    `connection_age_seconds`: after that time (a tenth more or less) a connection is given no new
+    calls: the client makes another one, with the certificate it has by then. Calls that run go on
+    for `connection_grace_seconds`; what watches something resumes on the new connection.
+    """
+
+    message_bytes: int = MAX_MESSAGE_BYTES
+    metadata_bytes: int = MAX_METADATA_BYTES
+    # Of one connection. A gateway sends all its requests over one.
+    streams: int = 1_024
+    connections: int = 4_096
+    connection_age_seconds: float = 3_600.0
+    connection_grace_seconds: float = 86_400.0
+    # Until a client has said what it wants: HTTP/2, and TLS where that is on.
+    handshake_seconds: float = 10.0
+
+    def channel_arguments(self) -> list[tuple[str, int]]:
+        """Return these limits as gRPC takes them."""
+        return [
+            ("grpc.max_receive_message_length", self.message_bytes),
+            ("grpc.max_send_message_length", self.message_bytes),
+            ("grpc.max_metadata_size", self.metadata_bytes),
+            ("grpc.absolute_max_metadata_size", self.metadata_bytes),
+            ("grpc.max_concurrent_streams", self.streams),
+            ("grpc.max_allowed_incoming_connections", self.connections),
+            ("grpc.max_connection_age_ms", round(self.connection_age_seconds * 1e3)),
+            ("grpc.max_connection_age_grace_ms", round(self.connection_grace_seconds * 1e3)),
+            ("grpc.server_handshake_timeout_ms", round(self.handshake_seconds * 1e3)),
+        ]
 
 
 class StartError(Exception):
@@ -60,22 +96,31 @@ class Server:
         await self._server.stop(STOP_GRACE_SECONDS)
 
 
-async def start_server(listen: HostPort, registrations: Sequence[Registration]) -> Server:
-    """Start serving on `listen` (port 0: any free one).
+async def start_server(
+    listen: HostPort,
+    registrations: Sequence[Registration],
+    *,
+    security: Security | None = None,
+    limits: Limits | None = None,
+) -> Server:
+    """Start serving on `listen` (port 0: any free one), with TLS where `security` has it.
 
-    Raises ListenError when the address is taken or not this machine's.
+    `security` None: as this process works. Raises ListenError when the address is taken or not
+    this machine's, or reaches further than loopback without TLS and without a word that it may.
     """
+    security = security or current_security()
+    check_listen(listen, security)
     server = grpc.aio.server(
         interceptors=[
             StreamInterceptor(),
             *telemetry.server_interceptors(),
             ErrorInterceptor(),
+            *([] if security.tls is None else [AccessInterceptor(security.allowed)]),
         ],
         options=[
             # Two processes on one port would each get half the calls.
             ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            *(limits or Limits()).channel_arguments(),
             # A caller that vanished is noticed within 20 s, and its streams are cancelled.
             ("grpc.keepalive_time_ms", 10_000),
             ("grpc.http2.ping_timeout_ms", 10_000),
@@ -94,7 +139,10 @@ async def start_server(listen: HostPort, registrations: Sequence[Registration]) 
         [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
     )
     try:
-        port = server.add_insecure_port(str(listen))
+        if security.tls is None:
+            port = server.add_insecure_port(str(listen))
+        else:
+            port = server.add_secure_port(str(listen), security.tls.server_credentials())
     except RuntimeError as error:
         raise ListenError(
             f"Cannot listen on {listen}: the port is taken, or the address is not this machine's. "
@@ -103,6 +151,12 @@ async def start_server(listen: HostPort, registrations: Sequence[Registration]) 
     await server.start()
     logger.info("Serving %s on %s", ", ".join(names), HostPort(listen.host, port))
     return Server(server, health_servicer, port)
+
+
+def check_listen(listen: HostPort, security: Security) -> None:
+    """Raise ListenError unless this address may be listened on."""
+    if refusal := security.check_listen(listen.host):
+        raise ListenError(f"Not listening on {listen}. {refusal}")
 
 
 def announce(service: str, address: HostPort) -> None:

@@ -27,6 +27,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.SERVICE_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
     Reason.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    Reason.NODE_NOT_PROVEN: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.CALLER_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.NODE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.NODE_ID_DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
     Reason.REVISION_COMPACTED: grpc.StatusCode.OUT_OF_RANGE,
@@ -57,6 +59,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.SHARDING_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.NOT_CALIBRATED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.LINKS_NOT_VERIFIED: grpc.StatusCode.UNAVAILABLE,
+    Reason.CUT_NOT_ALLOWED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.INSTANCE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.INSTANCE_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Reason.INSTANCE_NOT_READY: grpc.StatusCode.FAILED_PRECONDITION,
@@ -133,10 +136,13 @@ def error_to_trailers(error: ShardringError) -> tuple[tuple[str, str | bytes], .
     return ((STATUS_DETAILS_KEY, status.SerializeToString()), NO_RETRY)
 
 
-def error_from_rpc(error: AioRpcError, *, service: str, address: str) -> ShardringError:
+def error_from_rpc(
+    error: AioRpcError, *, service: str, address: str, why: str = ""
+) -> ShardringError:
     """Return the error that a called service meant, or that it could not be reached.
 
-    `service` and `address` name the callee in words: "topology", "127.0.0.1:52410".
+    `service` and `address` name the callee in words: "topology", "127.0.0.1:52410". `why`: what is
+    known, better than gRPC knows, of why it is not reached.
     """
     meant = _meant_error(error)
     if meant is not None:
@@ -146,7 +152,7 @@ def error_from_rpc(error: AioRpcError, *, service: str, address: str) -> Shardri
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return ShardringError(
             Reason.SERVICE_UNAVAILABLE,
-            f"Cannot reach {where}: {error.details()}. Is it running?",
+            f"Cannot reach {where}: {why or f'{error.details()}. Is it running?'}",
             metadata=named,
             retry_delay_seconds=1,
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from services.common.addresses import HostPort, parse_host_port
 from services.common.logs import start_logging
 from services.common.options import option
+from services.common.security import ServerOptions, use_security
 from services.common.server import announce, start_server, until_stopped
 from services.common.telemetry import start_telemetry
 from services.downloads.app import Downloads
@@ -15,7 +16,7 @@ from services.downloads.watchers import Watchers
 
 
 @dataclass(frozen=True)
-class DownloadsOptions:
+class DownloadsOptions(ServerOptions):
     """How the downloads service runs."""
 
     listen: str = option(
@@ -34,6 +35,7 @@ class DownloadsOptions:
 async def serve(options: DownloadsOptions) -> None:
     """Serve until the process is told to stop. It needs nothing but workers that attach."""
     start_logging(options.log_level)
+    use_security(options)
     telemetry = start_telemetry("shardring-downloads")
     listen = parse_host_port(options.listen)
     watchers = Watchers()

@@ -18,7 +18,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from services.common.addresses import HostPort
-from services.common.server import ListenError, announce, until_stopped
+from services.common.security import Security, current_security
+from services.common.server import ListenError, announce, check_listen, until_stopped
 from services.downloads.domain.card import license_of
 from services.downloads.domain.names import is_safe_file
 from services.downloads.hub_protocol import HubFile, HubModel, NotShown, hub_routes
@@ -104,8 +105,18 @@ def hub_app(folder: Path) -> Starlette:
 class HubServer:
     """Serves an ASGI application from inside a running event loop, and knows its real port."""
 
-    def __init__(self, app: ASGIApp, listen: HostPort) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listen: HostPort,
+        *,
+        security: Security | None = None,
+        mutual: bool = True,
+    ) -> None:
+        """`security` None: as this process works. With TLS, `mutual` False takes everybody."""
         self._listen = listen
+        self._security = security or current_security()
+        tls = self._security.tls
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -115,12 +126,19 @@ class HubServer:
                 lifespan="off",
                 date_header=False,
                 server_header=False,
+                ssl_context_factory=(
+                    None if tls is None else lambda *_: tls.server_context(mutual=mutual)
+                ),
             )
         )
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> HostPort:
-        """Start serving; return the real address. Raises ListenError when it is taken."""
+        """Start serving; return the real address.
+
+        Raises ListenError when it is taken, or reaches further than it may without TLS.
+        """
+        check_listen(self._listen, self._security)
         host, port = self._listen.host, self._listen.port
         # As gRPC does, so that a node's hub is wherever the node is.
         both = host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6()
@@ -150,7 +168,8 @@ class HubServer:
 
 async def serve_hub(folder: Path, listen: HostPort) -> None:
     """Serve a folder until the process is told to stop."""
-    server = HubServer(hub_app(folder), listen)
+    # Programs of other makers read it: they know the CA, and have no certificate of it.
+    server = HubServer(hub_app(folder), listen, mutual=False)
     announce("hub", await server.start())
     try:
         await until_stopped()

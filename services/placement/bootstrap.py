@@ -7,6 +7,7 @@ from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
 from services.common.logs import start_logging
 from services.common.options import option
+from services.common.security import ServerOptions, use_security
 from services.common.server import Registration, announce, start_server, until_stopped
 from services.common.telemetry import start_telemetry
 from services.placement.adapters.downloads import DownloadsClient
@@ -19,7 +20,7 @@ SERVICE = placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].
 
 
 @dataclass(frozen=True)
-class PlacementOptions:
+class PlacementOptions(ServerOptions):
     """How a placement process is set up."""
 
     listen: str = option(
@@ -42,6 +43,7 @@ class PlacementOptions:
 async def serve(options: PlacementOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ListenError, or ShardringError for a bad address."""
     start_logging(options.log_level)
+    use_security(options)
     listen, topology_address, downloads_address = (
         parse_host_port(text) for text in (options.listen, options.topology, options.downloads)
     )

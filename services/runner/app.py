@@ -18,6 +18,7 @@ from opentelemetry.propagate import inject
 
 from services.common import deadline
 from services.common.errors import Reason, ShardringError, invalid_field
+from services.runner.adapters.child import start_child
 from services.runner.adapters.ports import check_port_free
 from services.runner.adapters.sibling import RemoteSibling
 from services.runner.changes import Changes
@@ -26,7 +27,7 @@ from services.runner.domain.request import GenerationRequest, check_request
 from services.runner.domain.ring import Ring, check_ring
 from services.runner.domain.state import ShardState
 from services.runner.requests import Completion, Part, Requests
-from services.runner.supervisor import FileSource, ShardSupervisor
+from services.runner.supervisor import ChildStarter, FileSource, ShardSupervisor
 from services.runner.views import InstanceView
 
 logger = logging.getLogger(__name__)
@@ -78,9 +79,12 @@ class _Instance:
 class Runner:
     """The instances of one node."""
 
-    def __init__(self, node_id: str, files: FileSource) -> None:
+    def __init__(
+        self, node_id: str, files: FileSource, start_child: ChildStarter = start_child
+    ) -> None:
         self.node_id = node_id
         self._files = files
+        self._start_child = start_child
         self._instances: dict[str, _Instance] = {}
         self._starts: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -172,7 +176,13 @@ class Runner:
             other.rank: RemoteSibling(instance_id, run_id, other) for other in ring.others(rank)
         }
         shard = ShardSupervisor(
-            instance_id, ring, assigned, self._files, {**siblings}, trace_context
+            instance_id,
+            ring,
+            assigned,
+            self._files,
+            {**siblings},
+            trace_context,
+            self._start_child,
         )
 
         instance = _Instance(run_id, shard, siblings, Requests(shard))

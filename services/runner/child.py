@@ -1,9 +1,9 @@
 """A shard's child process: the only process of Shardring that runs MLX.
 
 Started by `services.runner.supervisor`, spoken to over a socket (`child_protocol`). The main thread
-does the work and blocks while there is none; a second thread listens, so that inputs are prepared
-and requests cancelled while the main thread computes, and so that this process ends at once when
-its parent is gone.
+does the work and blocks while there is none; a second thread listens, so that requests are
+cancelled while the main thread computes, and so that this process ends at once when its parent is
+gone. A third prepares inputs: long ones, and odd templates, take their time.
 """
 
 import argparse
@@ -66,12 +66,14 @@ class Child:
         self._flush = flush
         self._start_context = trace_context
         self._commands: queue.Queue[Command] = queue.Queue()
+        self._to_prepare: queue.Queue[Prepare] = queue.Queue()
         self._sending = threading.Lock()
         self._engine = ShardEngine(self._send)
 
     def run(self) -> None:
         """Work until something fails, which is reported; Exit ends the process meanwhile."""
-        threading.Thread(target=self._listen, name="control", daemon=True).start()
+        for work in (self._listen, self._prepare_all):
+            threading.Thread(target=_lasting, args=(work,), daemon=True).start()
         while True:
             command = self._commands.get()
             try:
@@ -116,10 +118,14 @@ class Child:
                         self._flush()
                         break
                     case Prepare() as command:
-                        self._prepare(command)
+                        self._to_prepare.put(command)
                     case command:
                         self._commands.put(command)
         os._exit(0)
+
+    def _prepare_all(self) -> None:
+        while True:
+            self._prepare(self._to_prepare.get())
 
     def _prepare(self, command: Prepare) -> None:
         event: Event
@@ -127,8 +133,9 @@ class Child:
             event = Prepared(command.request_id, self._engine.prepare(command.request))
         except ShardringError as error:
             event = Refused(command.request_id, error.reason, error.message, error.metadata)
-        except Exception:
-            # One poisoned input must not take the instance with it.
+        except BaseException:
+            # One poisoned input must not take the instance with it, even one that makes the
+            # tokenizer's Rust code panic, which is no Exception.
             logger.exception("Preparing an input failed")
             event = Refused(
                 command.request_id, Reason.INTERNAL, "The input broke the tokenizer.", {}
@@ -138,6 +145,18 @@ class Child:
     def _send(self, event: Event) -> None:
         with self._sending:
             self._control.sendall(encode(event))
+
+
+def _lasting(work: Callable[[], None]) -> None:
+    """Run a thread that lasts as long as the process: when it fails, for want of memory for
+    example, so does the process, which otherwise would be deaf and never known to be."""
+    try:
+        work()
+    except BaseException:
+        try:
+            logger.exception("A thread failed")
+        finally:
+            os._exit(1)
 
 
 def _die_with_parent() -> None:
@@ -167,11 +186,16 @@ def main() -> None:
     )
     control = socket.socket(fileno=arguments.control_fd)
     carrier = {key.lower(): os.environ.get(key, "") for key in ("TRACEPARENT", "TRACESTATE")}
-    Child(control, extract(carrier), provider.shutdown).run()
-    provider.shutdown()
+    status = 0
+    try:
+        Child(control, extract(carrier), provider.shutdown).run()
+        provider.shutdown()
+    except Exception:
+        logger.exception("Failed, with nobody to tell")
+        status = 1
     # MLX's ring threads may be waiting for a peer that is gone; there is nothing left to lose.
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,8 @@ class Finished:
 class Usage:
     """What a rank spends, over the time since the last one. At most once a second, while it works.
 
-    `working` False: it holds no request any more, and nothing follows until it does again.
+    `working` False: it holds no request and waits for no step any more, and nothing follows until
+    it does again.
     """
 
     working: bool

@@ -95,15 +95,17 @@ class Metrics:
         prompt_tokens: int = 0,
         cached_tokens: int = 0,
         completion_tokens: int = 0,
-        queue_s: float = 0.0,
+        queue_s: float | None = None,
         time_to_first_token_s: float | None = None,
         decode_s: float = 0.0,
+        duration_s: float | None = None,
     ) -> None:
         """Record a request, or one of its choices, that has ended one way or the other.
 
         `finish_reason`: "stop", "length" or "cancelled"; `error_type`: a Reason's name, where it
         failed. `time_to_first_token_s` is from the arrival on, with `queue_s` in it; None: there
-        came no token. `decode_s` is from the first token to the end. A time that is not known is 0.
+        came no token. `decode_s` is from the first token to the end; `duration_s` from the arrival
+        to the end, where it is not the sum of these.
         """
         instruments = _instruments()
         attributes = self._attributes | {
@@ -114,9 +116,11 @@ class Metrics:
             outcome["error.type"] = error_type
         if finish_reason is not None:
             outcome["shardring.finish_reason"] = finish_reason
-        begun = queue_s if time_to_first_token_s is None else time_to_first_token_s
-        instruments.duration.record(begun + decode_s, attributes | outcome)
-        instruments.queue_time.record(queue_s, attributes)
+        if duration_s is None:
+            duration_s = (time_to_first_token_s or queue_s or 0.0) + decode_s
+        instruments.duration.record(duration_s, attributes | outcome)
+        if queue_s is not None:
+            instruments.queue_time.record(queue_s, attributes)
         for kind, count in (("input", prompt_tokens), ("output", completion_tokens)):
             if count:
                 instruments.token_usage.record(count, attributes | {"gen_ai.token.type": kind})

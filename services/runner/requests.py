@@ -6,6 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from opentelemetry import trace
@@ -34,6 +35,9 @@ tracer = trace.get_tracer(__name__)
 
 # Answers that wait or are computed.
 QUEUE_LIMIT = 128
+# Put together for a client that is behind. With all log-probabilities it stays far below the 4 MB
+# that gRPC clients take unless told otherwise.
+_MERGED_PARTS = 512
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class Requests:
         self._calls: set[_Call] = set()
         self._choices: dict[str, _Choice] = {}
         self._preparing: dict[str, asyncio.Future[Prepared]] = {}
+        # Choices whose prompts are being prepared.
+        self._to_come = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         shard.on_event = self._take
@@ -119,7 +125,7 @@ class Requests:
         INSTANCE_NOT_READY, and INSTANCE_FAILED with the count of tokens already sent.
         """
         self._shard.check_ready()
-        waiting = len(self._choices) + len(self._preparing)
+        waiting = len(self._choices) + self._to_come
         if waiting + request.choice_count > QUEUE_LIMIT:
             raise ShardringError(
                 Reason.QUEUE_FULL,
@@ -157,14 +163,15 @@ class Requests:
         """Have the child work on every choice; return their names."""
         name = uuid.uuid4().hex
         self._preparing[name] = future = asyncio.get_running_loop().create_future()
+        self._to_come += request.choice_count
         try:
             self._shard.send(Prepare(name, request))
             prepared = await future
         finally:
+            self._to_come -= request.choice_count
             del self._preparing[name]
         call.prompt_token_count = len(prepared.token_ids)
         names = [f"{name}-{index}" for index in range(request.choice_count)]
-        self._watch()
         for index, choice_name in enumerate(names):
             seed = (request.sampling.seed + index) % 2**63
             self._shard.run(
@@ -180,6 +187,7 @@ class Requests:
             )
             self._choices[choice_name] = _Choice(call, index, tracer.start_span("queue"))
             call.open_count += 1
+        self._watch()
         return names
 
     def _watch(self) -> None:
@@ -188,14 +196,17 @@ class Requests:
             self._watching = self._keep(self._watch_progress())
 
     async def _watch_progress(self) -> None:
-        """Fail the instance when a step takes far longer than any should."""
-        shard, began = self._shard, time.monotonic()
-        limit = shard.stall_seconds
-        while (silent := time.monotonic() - max(began, shard.last_progress)) < limit:
-            await asyncio.sleep(limit - silent)
-            if not self._choices:
+        """Fail the instance when a step takes far longer than any should.
+
+        Steps, not requests: those end when their clients lose patience, which mends nothing.
+        """
+        shard, limit = self._shard, self._shard.stall_seconds
+        while shard.generating:
+            silent = time.monotonic() - shard.last_progress
+            if silent >= limit:
+                shard.fail(faults.request_stuck(shard.rank, limit))
                 return
-        shard.fail(faults.request_stuck(shard.rank, limit))
+            await asyncio.sleep(limit - silent)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -217,7 +228,9 @@ class Requests:
             case Started():
                 self._end_queue(self._choices.get(event.request_id))
             case Finished():
-                self._finish(self._choices.pop(event.request_id), event)
+                # None: told when all had been told already that the instance ended.
+                if (ended := self._choices.pop(event.request_id, None)) is not None:
+                    self._finish(ended, event)
             case Refused():
                 self._refuse(event)
             case _:
@@ -228,8 +241,7 @@ class Requests:
         if (future := self._preparing.get(event.request_id)) is not None:
             if not future.done():
                 future.set_exception(error)
-        else:
-            choice = self._choices.pop(event.request_id)
+        elif (choice := self._choices.pop(event.request_id, None)) is not None:
             self._end_queue(choice)
             self._close(choice.call)
             choice.call.give(error)
@@ -280,6 +292,8 @@ class Requests:
     async def _end_with_shard(self) -> None:
         await self._shard.ended()
         shard = self._shard
+        if self._watching is not None:
+            self._watching.cancel()
         error = faults.instance_not_ready(shard.instance_id, shard.mine.state, shard.error)
         for future in self._preparing.values():
             if not future.done():
@@ -306,24 +320,32 @@ def _merged(call: _Call) -> list[Part | Completion | ShardringError]:
     So a client that is slower than the ring gets fewer, longer messages.
     """
     call.came.clear()
-    items, merged = call.items, list[Part | Completion | ShardringError]()
-    last: dict[int, int] = {}
-    while items:
-        item = items.popleft()
+    groups: list[list[Any]] = []
+    parts: dict[int, list[Any]] = {}
+    while call.items:
+        item = call.items.popleft()
         if isinstance(item, Part):
-            place = last.get(item.choice_index)
-            if place is not None:
-                merged[place] = _joined(merged[place], item)
+            group = parts.get(item.choice_index)
+            if group is not None and len(group) < _MERGED_PARTS:
+                group.append(item)
                 continue
-            last[item.choice_index] = len(merged)
-        merged.append(item)
-    return merged
+            parts[item.choice_index] = group = [item]
+        else:
+            group = [item]
+        groups.append(group)
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
-def _joined(one: Any, other: Part) -> Part:
-    logprobs = None if other.logprobs is None else (one.logprobs or ()) + other.logprobs
-    ids, text = one.token_ids + other.token_ids, one.text + other.text
-    return Part(ids, text, other.choice_index, logprobs)
+def _joined(parts: list[Part]) -> Part:
+    first = parts[0]
+    return Part(
+        tuple(chain.from_iterable(part.token_ids for part in parts)),
+        "".join(part.text for part in parts),
+        first.choice_index,
+        None
+        if first.logprobs is None
+        else tuple(chain.from_iterable(part.logprobs or () for part in parts)),
+    )
 
 
 def _logprob(told: list[Any]) -> ChosenLogprob:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from services.runner.child_protocol import (
     Ready,
     Refused,
     Run,
+    Tokens,
     Usage,
     WarmUp,
     Working,
@@ -46,6 +47,10 @@ _DEATH_SECONDS = 1.0
 # The ring is stuck when nothing comes of it for as many times the warm-up as this, or so long.
 _STALL_STEPS = 20
 _LEAST_STALL_SECONDS = 15.0
+
+
+# Starts a child, given instance id, rank, node id and trace context.
+ChildStarter = Callable[[str, int, str, dict[str, str]], Awaitable[ChildProcess]]
 
 
 class FileSource(Protocol):
@@ -83,13 +88,15 @@ class ShardSupervisor:
     files: FileSource
     siblings: dict[int, Sibling]
     trace_context: dict[str, str]
+    start_child: ChildStarter = start_child
     changes: Changes = field(default_factory=Changes)
     create_time: float = field(default_factory=time.time)
     on_event: Callable[[Event], None] = lambda _: None
     has_chat_template: bool = False
     # On the head: what the child last said of its work.
     load: InstanceLoad = field(default_factory=InstanceLoad)
-    # On the head: when the ring last got something done, and how long a healthy one may take.
+    # On the head: when the ring last got something done, or was given work when it had none, and
+    # how long a healthy one may take.
     last_progress: float = 0.0
     stall_seconds: float = 0.0
 
@@ -155,6 +162,8 @@ class ShardSupervisor:
         """Have the child work on a request. Raises ShardringError unless the shard is READY."""
         if self.mine.state is not ShardState.READY or self._child is None:
             raise faults.instance_not_ready(self.instance_id, self.mine.state, self.error)
+        if not self.generating:
+            self.last_progress = time.monotonic()
         self._requests_at_work.add(request.request_id)
         self._child.send(request)
 
@@ -298,7 +307,7 @@ class ShardSupervisor:
 
     async def _start_child(self) -> ChildProcess:
         rank = self.rank
-        self._child = child = await start_child(
+        self._child = child = await self.start_child(
             self.instance_id, rank.rank, rank.node_id, self.trace_context
         )
         logger.info("%s rank %d runs as process %d", self.instance_id, rank.rank, child.pid)
@@ -358,17 +367,13 @@ class ShardSupervisor:
             case Working():
                 if event.step_count:
                     self.last_progress = time.monotonic()
-                self.load = InstanceLoad(
-                    running_count=event.running_count,
-                    queued_count=event.queued_count,
-                    prompt_tokens_per_second=event.prompt_tokens_per_second,
-                    completion_tokens_per_second=event.completion_tokens_per_second,
-                    batch_occupancy=event.batch_occupancy,
-                )
+                self.load = _load(event)
                 self.changes.notify()
             case _:
-                self.last_progress = time.monotonic()
-                if isinstance(event, Finished | Refused):
+                # Prompts are prepared and requests cancelled while the ring is stuck, too.
+                if isinstance(event, Tokens):
+                    self.last_progress = time.monotonic()
+                elif isinstance(event, Finished | Refused):
                     self._requests_at_work.discard(event.request_id)
                 self.on_event(event)
 
@@ -407,3 +412,16 @@ class ShardSupervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _load(told: Working) -> InstanceLoad:
+    """Return what the head told; no rates once it is idle, for nothing follows that would tell."""
+    if not (told.running_count or told.queued_count):
+        return InstanceLoad()
+    return InstanceLoad(
+        running_count=told.running_count,
+        queued_count=told.queued_count,
+        prompt_tokens_per_second=told.prompt_tokens_per_second,
+        completion_tokens_per_second=told.completion_tokens_per_second,
+        batch_occupancy=told.batch_occupancy,
+    )

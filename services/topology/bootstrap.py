@@ -10,6 +10,7 @@ from services.common.addresses import HostPort, parse_host_port
 from services.common.errors import invalid_field
 from services.common.logs import start_logging
 from services.common.options import option
+from services.common.security import ServerOptions, use_security
 from services.common.server import announce, start_server, until_stopped
 from services.common.telemetry import start_telemetry
 from services.topology.agent.interfaces import InterfaceReader, advertised_hosts
@@ -22,7 +23,7 @@ from services.topology.rpc.servicer import topology_registration
 
 
 @dataclass(frozen=True)
-class TopologyOptions:
+class TopologyOptions(ServerOptions):
     """How the topology service runs."""
 
     listen: str = option(
@@ -58,6 +59,7 @@ class TopologyOptions:
 async def serve(options: TopologyOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ListenError, and INVALID_FIELD for a bad option."""
     start_logging(options.log_level)
+    use_security(options)
     listen = parse_host_port(options.listen)
     if not 0.1 <= options.heartbeat_seconds <= 60:
         raise invalid_field("heartbeat_seconds", options.heartbeat_seconds, "0.1 to 60")

@@ -15,12 +15,16 @@ import click
 from rich.console import Console
 
 from tests.benchmarks import (
+    batch,
     downloads,
     downloads_fleet,
     idle,
+    loading,
     placement,
     predicted,
+    prefill,
     ring,
+    serving_path,
     single,
     topology,
 )
@@ -28,7 +32,12 @@ from tests.benchmarks.report import Figure, Report
 
 _BENCHMARKS: dict[str, Callable[[Path, Path], Awaitable[Report]]] = {
     "single": single.measure,
+    "batch": batch.measure_batch,
+    "lanes": batch.measure_lanes,
     "ring": ring.measure,
+    "prefill": prefill.measure,
+    "loading": loading.measure,
+    "serving": serving_path.measure,
     "idle": idle.measure,
     "topology": topology.measure,
     "placement": placement.measure,

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.lab import Lab
 from shardring.placement.v1 import placement_pb2
-from shardring.runner.v1 import instance_service_pb2, runner_pb2
+from shardring.runner.v1 import instance_service_pb2
+from tests.benchmarks.generate import generate_all
 from tests.benchmarks.measure import Run
 from tests.e2e.client import Client
 
@@ -31,23 +32,28 @@ class Instance:
 
     async def generate(self, prompt: list[int], token_count: int) -> Run:
         """Generate `token_count` tokens at temperature 0, over gRPC."""
+        return await self.generate_all([prompt], token_count)
+
+    async def generate_all(self, prompts: list[list[int]], token_count: int) -> Run:
+        """Generate `token_count` tokens from each prompt, all streams at once."""
         head = self.client.head(self.placement)
-        request = instance_service_pb2.GenerateRequest(
-            instance_id=self.instance_id,
-            input=runner_pb2.GenerationInput(token_ids=runner_pb2.TokenIds(ids=prompt)),
-            max_token_count=token_count,
-        )
-        tokens: list[int] = []
-        arrivals: list[tuple[float, int]] = []
-        began = time.perf_counter()
-        stream = head.remote.stream(head.stub.Generate, request, timeout=120)
-        async with aclosing(stream):
-            async for message in stream:
-                if message.token_ids:
-                    tokens += message.token_ids
-                    arrivals.append((time.perf_counter(), len(tokens)))
-        (first, with_first), (last, total) = arrivals[0], arrivals[-1]
-        return Run(tokens, first - began, (total - with_first) / (last - first))
+        return await generate_all(head.remote, self.instance_id, prompts, token_count)
+
+    async def busy_fractions(self, seen: list[list[float]]) -> None:
+        """Watch the instance; add to `seen`, by rank, what part of the time each one computes.
+
+        Runs until it is cancelled.
+        """
+        head = self.client.head(self.placement)
+        request = instance_service_pb2.WatchInstanceRequest(instance_id=self.instance_id)
+        last = [0.0] * len(seen)
+        async for message in head.remote.stream(head.stub.WatchInstance, request):
+            for shard in message.instance.shards:
+                # A change of another rank tells this one's again.
+                busy = shard.usage.busy_fraction
+                if busy and busy != last[shard.rank]:
+                    seen[shard.rank].append(busy)
+                    last[shard.rank] = busy
 
     async def stop(self) -> None:
         """Stop it."""

@@ -10,6 +10,8 @@ from tests.benchmarks.models import TINY_FACTS
 from tests.benchmarks.report import Bar, Figure, Report, table
 
 BAR = Bar("<", 2.0)
+# Of the three ranks' processes together.
+INSTANCE_BAR = Bar("<", 1.0)
 _NODES = ("ada", "bob", "cyd")
 # What starting has left to do is over by then.
 _SETTLE_SECONDS = 5.0
@@ -38,7 +40,12 @@ async def measure(folder: Path, hub: Path) -> Report:
     for name, share in shares.items():
         shown.add_row(name, f"{share:.2f}")
     shown.add_row("all", f"{total:.2f}")
-    return Report([shown], [Figure("idle", total, "% of a core", BAR)])
+    instance = sum(share for name, share in shares.items() if name.endswith("'s shard"))
+    figures = [
+        Figure("idle", total, "% of a core", BAR),
+        Figure("idle.instance", instance, "% of a core", INSTANCE_BAR),
+    ]
+    return Report([shown], figures)
 
 
 def _seconds(process: psutil.Process) -> float:

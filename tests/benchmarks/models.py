@@ -15,6 +15,8 @@ from pathlib import Path
 TINY_FACTS = "shardring/tiny-facts"
 LLAMA = "random/llama-38m"
 QWEN2 = "random/qwen2-48m"
+# The first one with a longer context.
+LLAMA_LONG = "random/llama-38m-long"
 
 _SOURCE = Path(__file__).parents[2] / "models" / TINY_FACTS
 _VOCABULARY = 1024
@@ -46,6 +48,13 @@ _CONFIGS: dict[str, dict[str, object]] = {
         "num_key_value_heads": 4,
         **_RANDOM,
     },
+    LLAMA_LONG: {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_key_value_heads": 4,
+        **_RANDOM,
+        "max_position_embeddings": 4096,
+    },
     QWEN2: {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
@@ -56,9 +65,13 @@ _CONFIGS: dict[str, dict[str, object]] = {
 }
 
 
-def prompt(length: int) -> list[int]:
-    """Return a prompt of `length` token ids, the same each time, that every model here knows."""
-    return [6 + (7919 * position) % (_VOCABULARY - 6) for position in range(length)]
+def prompt(length: int, turn: int = 0) -> list[int]:
+    """Return a prompt of `length` token ids that every model here knows, the same for each `turn`.
+
+    Prompts of different turns begin differently, so that what is kept of one never helps another.
+    """
+    count = _VOCABULARY - 6
+    return [6 + (7919 * position + 101 * turn) % count for position in range(length)]
 
 
 def write_models(hub: Path) -> None:

@@ -7,14 +7,13 @@ Each process loads the model, warms up with a short generation, then measures on
 import asyncio
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 from tests.benchmarks.measure import Run
+from tests.benchmarks.runners import free_ports
 
 _SECONDS = 120
 
@@ -26,13 +25,7 @@ async def run_alone(model: Path, prompt: list[int], token_count: int) -> Run:
 
 async def run_pipeline(model: Path, prompt: list[int], token_count: int, ranks: int) -> Run:
     """Measure mlx-lm's pipeline in `ranks` fresh processes; what rank 0 sees."""
-    with ExitStack() as held:
-        ports = []
-        for _ in range(ranks):
-            free = held.enter_context(socket.socket())
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
-    hosts = [f"127.0.0.1:{port}" for port in ports]
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
     return (await _run([model] * ranks, prompt, token_count, hosts))[0]
 
 
@@ -104,6 +97,7 @@ def _main(model_path: str) -> None:
             "tokens": tokens,
             "first_token_seconds": first - began,
             "decode_tokens_per_second": (len(tokens) - 1) / (last - first),
+            "seconds": last - began,
         },
         sys.stdout,
     )

@@ -3,10 +3,11 @@
     python -m tests.conformance.exact CONFIGS [NAME ...]
 
 CONFIGS has the format of tests/vectors/architectures.json. Each model gets random weights and is
-cut into 2 and 3 stages; the logits of a prompt and 16 greedy steps are compared bit by bit. Where
-mlx-lm can split layers, 2 and 4 tensor ranks must choose the same tokens. Prints a line for each
-architecture (exact, refused and why, or the largest difference) and a count; exits with 1 when any
-differs.
+cut into 2 and 3 stages where it may be cut; the logits of a prompt and 16 greedy steps are compared
+bit by bit, and two sequences in one lane must get the tokens that each gets alone. A cut where it
+may not be must be refused. Where mlx-lm can split layers, 2 and 4 tensor ranks must choose the same
+tokens. Prints a line for each architecture (exact, refused and why, or the largest difference) and
+a count; exits with 1 when any differs.
 """
 
 import asyncio
@@ -21,12 +22,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from tests.conformance.exact_rank import Task, make_model
+from tests.conformance.exact_rank import APART, OTHER, Made, Task, make_model
 from tests.contract.runner_lab import free_ports
 
 RING_SIZES = (2, 3)
 TENSOR_SIZES = (2, 4)
 _TASK_SECONDS = 120.0
+# How what is said begins where something went wrong that is no refusal.
+_FAULTS = ("a rank died", "logits", "lanes")
 
 
 @dataclass
@@ -108,6 +111,7 @@ class Comparison:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._whole: Rank | None = None
+        self._apart = False
         self._rings = {size: RingOf(size) for size in {*RING_SIZES, *TENSOR_SIZES}}
 
     async def stop(self) -> None:
@@ -121,20 +125,26 @@ class Comparison:
         """Return what came of an architecture, and whether that is as it should be."""
         folder = self._folder / name
         try:
-            layer_count, can_split = make_model(config, folder)
-            expected = await self._expected(folder, layer_count)
+            made = make_model(config, folder)
+            expected = await self._expected(folder, made.layer_count)
             if isinstance(expected, str):
                 return f"mlx-lm itself fails: {expected}", False
             found = []
             for size in RING_SIZES:
-                if layer_count >= size:
+                if made.layer_count >= size:
                     ring = self._rings[size]
-                    found.append((size, await self._on(ring, folder, layer_count, expected)))
+                    found.append((size, await self._on(ring, folder, made, expected)))
             split = []
-            for size in TENSOR_SIZES if can_split else ():
+            for size in TENSOR_SIZES if made.can_split else ():
                 tokens = mx.argmax(expected, axis=-1)
-                split.append((size, await self._split_on(size, folder, layer_count, tokens)))
-            return _summary(found, split)
+                split.append((size, await self._split_on(size, folder, made.layer_count, tokens)))
+            said, right = _summary(found, split, len(made.cuts) + 1)
+            if found and right and not said.startswith("refused"):
+                said += "; one sequence a lane" if self._apart else "; same tokens in one lane"
+            if made.cuts and (wrong := await self._cut_elsewhere(folder, made)) is not None:
+                said += f"; other cuts {'computed' if wrong else 'refused'}"
+                right = right and not wrong
+            return said, right
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -163,11 +173,21 @@ class Comparison:
         tokens = _loaded(path, "tokens")
         return "" if mx.array_equal(tokens, expected) else "other tokens"
 
-    async def _on(
-        self, ring: RingOf, folder: Path, layer_count: int, expected: mx.array
-    ) -> float | str:
+    async def _cut_elsewhere(self, folder: Path, made: Made) -> bool | None:
+        """Say whether a cut where none is allowed is not refused; None: there is no such."""
+        elsewhere = sorted(set(range(1, made.layer_count)) - set(made.cuts))
+        if not elsewhere:
+            return None
+        bounds = [0, elsewhere[0], made.layer_count]
+        logits = str(folder / "elsewhere.safetensors")
+        answers = await self._rings[2].run(
+            [Task(str(folder), bounds[i], bounds[i + 1], logits) for i in range(2)]
+        )
+        return not any("refused" in answer for answer in answers)
+
+    async def _on(self, ring: RingOf, folder: Path, made: Made, expected: mx.array) -> float | str:
         """Return the largest difference of any logit, or why there are none."""
-        cuts = [round(i * layer_count / ring.size) for i in range(ring.size + 1)]
+        cuts = _bounds(made, ring.size)
         logits = str(folder / f"{ring.size}.safetensors")
         answers = await ring.run(
             [Task(str(folder), cuts[i], cuts[i + 1], logits) for i in range(ring.size)]
@@ -177,6 +197,10 @@ class Comparison:
                 return str(answer["refused"])
         if not any("logits" in answer for answer in answers):
             return "a rank died"
+        lanes = [answer["lanes"] for answer in answers if "lanes" in answer]
+        if OTHER in lanes:
+            return "lanes: two sequences in one lane get other tokens"
+        self._apart = APART in lanes
         got = _loaded(logits, "logits")
         if got.shape != expected.shape or got.dtype != expected.dtype:
             return f"logits {got.shape} {got.dtype} instead of {expected.shape} {expected.dtype}"
@@ -195,9 +219,9 @@ def _loaded(path: str, name: str) -> mx.array:
 
 
 def _summary(
-    found: list[tuple[int, float | str]], split: list[tuple[int, str]]
+    found: list[tuple[int, float | str]], split: list[tuple[int, str]], most_stages: int
 ) -> tuple[str, bool]:
-    said, right = _staged(found)
+    said, right = _staged(found, most_stages)
     same = [str(size) for size, what in split if not what]
     if same:
         said += f"; same tokens on {' and '.join(same)} tensor ranks"
@@ -206,15 +230,28 @@ def _summary(
     return said, right and all(what.startswith("refused") for _, what in other)
 
 
-def _staged(found: list[tuple[int, float | str]]) -> tuple[str, bool]:
+def _bounds(made: Made, size: int) -> list[int]:
+    """Return where so many stages begin and end, as even as may be; even where nothing allows it."""
+    even = [round(i * made.layer_count / size) for i in range(size + 1)]
+    if len(made.cuts) < size - 1:
+        return even
+    ends: list[int] = []
+    for i in range(1, size):
+        left = made.cuts[made.cuts.index(ends[-1]) + 1 if ends else 0 :]
+        # As many are left over as further stages need.
+        ends.append(min(left[: len(left) - (size - 1 - i)], key=lambda cut: abs(cut - even[i])))
+    return [0, *ends, made.layer_count]
+
+
+def _staged(found: list[tuple[int, float | str]], most_stages: int) -> tuple[str, bool]:
     refused = [f"on {size}: {what}" for size, what in found if isinstance(what, str)]
     wrong = [f"{what:.3g} on {size}" for size, what in found if isinstance(what, float) and what]
     if wrong:
         return f"differs by {', '.join(wrong)}", False
-    if any("rank died" in why or why.startswith("logits") for why in refused):
+    if any(isinstance(what, str) and what.startswith(_FAULTS) for _, what in found):
         return "; ".join(refused), False
     if refused:
-        return f"refused ({refused[0]})", True
+        return f"refused ({refused[0]})", all(size > most_stages for size, _ in found)
     return f"exact on {' and '.join(str(size) for size, _ in found)}", True
 
 

@@ -3,8 +3,9 @@
     python -m tests.conformance.exact_rank            the whole, by mlx-lm alone
     python -m tests.conformance.exact_rank RANK HOSTS a rank; HOSTS is its JSON host list
 
-Reads lines of JSON (see `Task`) and answers each with one line: {"logits": FILE}, {} from a rank
-that samples nothing, or {"refused": WHY}. Ends at the first fault, as its ring is then broken.
+Reads lines of JSON (see `Task`) and answers each with one line: {"logits": FILE}, {"lanes": WHAT}
+from rank 0 of stages, {} from ranks between, or {"refused": WHY}. Ends at the first fault, as its
+ring is then broken.
 """
 
 import json
@@ -25,14 +26,19 @@ from services.runner.engine.follower import Follower
 from services.runner.engine.head import details
 from services.runner.engine.line import Line, Pipeline, Split
 from services.runner.engine.loader import load_stage
-from services.runner.engine.ring import Ring
+from services.runner.engine.ring import Op, Ring
 from services.runner.engine.spans import SequenceSpans
-from services.runner.engine.stage import StagesUnsupported
+from services.runner.engine.stage import StagesUnsupported, allowed_cuts
 from services.runner.engine.tensor import TensorUnsupported, load_tensor
 from services.runner.engine.work import Model, Work
 
 PROMPT = [5, 9, 2, 7, 11, 3, 8]
 STEPS = 16
+# Shorter than the first, so that the two make a batch with padding.
+OTHER_PROMPT = [4, 1, 6]
+LANE_STEPS = 8
+# What a rank says of two sequences in one lane.
+SAME, OTHER, APART = "same", "other", "apart"
 
 
 _REFUSALS = (
@@ -63,16 +69,24 @@ class Task:
         return json.dumps(asdict(self))
 
 
-def make_model(config: dict[str, Any], folder: Path) -> tuple[int, bool]:
-    """Write a model of this configuration with random weights; return its number of layers, and
-    whether mlx-lm can split them."""
+@dataclass(frozen=True)
+class Made:
+    """A model's number of layers, those it may be cut before, and whether mlx-lm can split each."""
+
+    layer_count: int
+    cuts: list[int]
+    can_split: bool
+
+
+def make_model(config: dict[str, Any], folder: Path) -> Made:
+    """Write a model of this configuration with random weights."""
     mx.random.seed(0)
     model_class, arguments = _get_classes(config)
     model: nn.Module = model_class(arguments.from_dict(config))
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     model.save_weights(str(folder / "model.safetensors"))
-    return len(model.layers), hasattr(model, "shard")
+    return Made(len(model.layers), allowed_cuts(model)[0], hasattr(model, "shard"))
 
 
 class _Recorded:
@@ -80,6 +94,7 @@ class _Recorded:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self.can_batch = model.can_batch
         self.logits: list[mx.array] = []
 
     def make_cache(self, max_token_count: int | None = None) -> list[Any]:
@@ -122,32 +137,43 @@ def run_rank(task: Task, ring: Ring) -> dict[str, Any]:
     work.checking = True
     if ring.rank == 0:
         line = Split(work, ring) if task.tensor else Pipeline(work, ring)
-        tokens = _generate(line)
+        (tokens,) = _generate(line, PROMPT)
         if not task.tensor:
-            return {}
+            return {"lanes": _in_one_lane(line, tokens) if recorded.can_batch else APART}
         mx.save_safetensors(task.logits, {"tokens": mx.array(tokens)})
         return {"logits": task.logits}
     follower = Follower(work, ring, lambda _: None, is_split=task.tensor)
-    began = False
-    while not began or work.sequence_count:
+    # Each generation ends with tidying up.
+    generations = 1 if task.tensor or not recorded.can_batch else 3
+    while generations:
         ring.wait()
-        follower.step()
-        began = True
+        generations -= follower.step() is Op.TIDY
     return _written(recorded.logits, task) if ring.is_last and not task.tensor else {}
 
 
-def _generate(line: Line) -> list[int]:
-    """Have a prompt and greedy steps computed; return the tokens."""
-    opened = [Command.OPEN, 0, 0, 0, details(Sampling(), PROMPT, None, {})]
-    line.prefill([opened], 0, PROMPT[:-1])
-    line.take()
-    tokens, commands = PROMPT[-1:], [[Command.JOIN, 0, 0]]
-    for _ in range(STEPS + 1):
-        line.decode(commands, 0, tokens[-1:], 1, 1)
-        commands = []
-        tokens += line.take()
-    line.tidy([[Command.LEAVE, 0, 0, 0]])
-    return tokens[1:]
+def _generate(line: Line, *prompts: list[int], steps: int = STEPS + 1) -> list[list[int]]:
+    """Have prompts and greedy steps of them all in one lane computed; return the tokens of each."""
+    for sequence, prompt in enumerate(prompts):
+        opened = [Command.OPEN, sequence, 0, 0, details(Sampling(), prompt, None, {})]
+        line.prefill([opened], sequence, prompt[:-1])
+        line.take()
+    last = [prompt[-1] for prompt in prompts]
+    commands = [[Command.JOIN, sequence, 0] for sequence in range(len(prompts))]
+    chosen = []
+    for _ in range(steps):
+        line.decode(commands, 0, last, len(prompts), len(prompts))
+        commands, last = [], line.take()
+        chosen.append(last)
+    line.tidy([[Command.LEAVE, sequence, 0, 0] for sequence in range(len(prompts))])
+    return [list(tokens) for tokens in zip(*chosen, strict=True)]
+
+
+def _in_one_lane(line: Line, tokens: list[int]) -> str:
+    """Say whether two sequences in one lane get the tokens that each gets alone; `tokens` are those
+    of the first."""
+    (other,) = _generate(line, OTHER_PROMPT, steps=LANE_STEPS)
+    both = _generate(line, PROMPT, OTHER_PROMPT, steps=LANE_STEPS)
+    return SAME if both == [tokens[:LANE_STEPS], other] else OTHER
 
 
 def _written(logits: list[mx.array], task: Task) -> dict[str, Any]:

@@ -292,7 +292,7 @@ class FakeCluster:
     nodes: dict[str, FakeNode] = field(default_factory=dict)
 
     async def add_node(self, name: str) -> FakeNode:
-        runner = FakeRunner()  # type: ignore[abstract]
+        runner = FakeRunner()
         server = await start_server(
             LOOPBACK,
             [

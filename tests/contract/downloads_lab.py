@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
+from services.downloads.worker.engine import Probe, no_probe
 from services.downloads.worker.options import CacheOptions
 from services.downloads.worker.transfers import InUse
 from services.downloads.worker.ways import Ways, no_ways
@@ -76,6 +77,7 @@ class Lab:
         in_use: InUse = dict,
         ways: Ways = no_ways,
         hub_port: int = 0,
+        probe: Probe = no_probe,
         **limits: float,
     ) -> str:
         """Start a worker and wait until it is attached; return its node id.
@@ -92,7 +94,7 @@ class Lab:
         )
         options = replace(options, **limits)  # type: ignore[arg-type]
         worker = DownloadsWorker(
-            node_id, self.remote, options, ways=ways, hub_port=hub_port, in_use=in_use
+            node_id, self.remote, options, ways=ways, hub_port=hub_port, in_use=in_use, probe=probe
         )
         self._running[node_id] = asyncio.create_task(worker.run())
         await eventually(lambda: self.attached(node_id))

@@ -160,9 +160,10 @@ async def start_node(node_id: str, files: FileSource | None = None) -> Node:
 
 
 @asynccontextmanager
-async def three_nodes() -> AsyncIterator[list[Node]]:
-    """Three nodes; in the end no child of theirs may be left."""
-    started = [await start_node(f"node-{letter}") for letter in "abc"]
+async def three_nodes(last: FileSource | None = None) -> AsyncIterator[list[Node]]:
+    """Three nodes; in the end no child of theirs may be left. `last`: the last one's files."""
+    started = [await start_node(f"node-{letter}") for letter in "ab"]
+    started.append(await start_node("node-c", last))
     yield started
     for node in started:
         await node.runner.close("is stopping")

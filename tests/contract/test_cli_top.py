@@ -62,6 +62,7 @@ async def test_top_once(cluster: FakeCluster, chat: runner_pb2.Instance) -> None
     assert run.out.startswith("1 instance, 10.0 tokens/s, 2 running, 0 queued\n")
     assert run.out.count("50 %  1.0 MB  1.0 MB of 4.0 MB") == 2
     assert "over" not in run.out, "what has ended is left out"
+    assert max(map(len, run.out.splitlines())) < 120, "nothing is filled up to the width"
     named = await cluster.run("top", "over", "--once", "--json")
     (shown,) = named.document["instances"]
     assert shown["instance_id"] == "over"
@@ -145,6 +146,13 @@ async def test_logs_of_a_rank_whose_node_is_gone_come_from_another(
     run = await cluster.run("logs", "chat")
     assert run.out == "rank 1 bob | last words\n"
     assert "Node bob was not asked" in run.err
+
+
+async def test_logs_of_processes_that_wrote_none(
+    cluster: FakeCluster, chat: runner_pb2.Instance
+) -> None:
+    run = await cluster.run("logs", "chat")
+    assert (run.code, run.out, run.err) == (0, "", "Nothing was logged.\n")
 
 
 async def test_logs_of_a_rank_or_an_instance_that_there_is_not(

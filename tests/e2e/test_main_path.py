@@ -91,9 +91,10 @@ async def test_one_trace_follows_the_start_and_a_request(
         ("node head", "node head", "queue"),
         ("node head", "rank 0", "prefill"),
         ("node head", "rank 0", "decode"),
-        ("node head", "node sibling", "/shardring.runner.v1.ShardService/SubmitRequest"),
-        ("node sibling", "rank 1", "stage"),
-        ("node sibling", "rank 2", "stage"),
+        ("node head", "rank 1", "prefill"),
+        ("node head", "rank 1", "decode"),
+        ("node head", "rank 2", "prefill"),
+        ("node head", "rank 2", "decode"),
     }
     expected_place = {
         ("placement", "topology", "/shardring.topology.v1.TopologyService/GetTopology"),

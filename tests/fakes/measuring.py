@@ -48,12 +48,13 @@ def main() -> None:
             time_to_first_token_s=0.5,
             decode_s=2.0,
         )
-    # One that failed while it waited, and one whose client went away before its second token.
-    metrics.request_ended(error_type="INSTANCE_FAILED", queue_s=0.25)
+    # One that failed on its way, and one whose client went away before its second token.
+    metrics.request_ended(error_type="INSTANCE_FAILED", duration_s=0.25)
     metrics.request_ended(
         finish_reason="cancelled",
         prompt_tokens=20,
         completion_tokens=1,
+        queue_s=0.25,
         time_to_first_token_s=0.5,
     )
     print([name for name in sys.modules if name.startswith("opentelemetry.sdk.metrics")])

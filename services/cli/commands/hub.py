@@ -6,6 +6,8 @@ import click
 
 from services.common.addresses import parse_host_port
 from services.common.logs import start_logging
+from services.common.options import with_options
+from services.common.security import ListenOptions, use_security
 from services.common.server import run
 from services.downloads.hub import serve_hub
 
@@ -20,10 +22,16 @@ from services.downloads.hub import serve_hub
     show_envvar=True,
     help="Address and port to serve on; port 0 takes any free one.",
 )
-def hub(folder: Path, listen: str) -> None:
+@with_options(ListenOptions)
+def hub(options: ListenOptions, folder: Path, listen: str) -> None:
     """Serve the models in FOLDER, laid out as ORGANISATION/NAME/files, read-only.
 
     Nodes use it in place of the public hub with HF_ENDPOINT=http://HOST:PORT.
     """
     start_logging("info")
-    run(lambda: serve_hub(folder, parse_host_port(listen)))
+
+    async def serve() -> None:
+        use_security(options)
+        await serve_hub(folder, parse_host_port(listen))
+
+    run(serve)

@@ -46,6 +46,8 @@ async def logs(shell: Shell, instance_id: str, rank: int | None) -> None:
         for line in lines.get(shard.rank, ()):
             text = without_controls(line) if shell.out.is_terminal else line
             shell.out.print(f"{labels[shard.rank]:<{width}} | {text}", soft_wrap=True)
+    if not any(lines.get(shard.rank) for shard in shown):
+        shell.remark("Nothing was logged.")
     for label, why in sorted({**census.unreachable, **failures}.items()):
         shell.remark(f"Node {label} was not asked: {why.message}")
 

@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 # A port that was free may be taken in the moment before smg takes it.
 _PORT_ATTEMPTS = 3
-_WORDS_KEPT = 20
+_WORDS_KEPT = 5
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -62,7 +62,10 @@ def check_installed() -> None:
 
 
 class Smg:
-    """A running smg; use as an async context manager. `log` is given each line that it writes."""
+    """A running smg; use as an async context manager.
+
+    `log` is given each line that it writes once it answers; what it wrote before is in the error.
+    """
 
     def __init__(self, options: SmgOptions, log: Callable[[str], None]) -> None:
         self._options = options
@@ -74,6 +77,7 @@ class Smg:
         self._manifest = Path(self._folder.name) / "workers.json"
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._is_alive = False
         self._http: httpx2.AsyncClient | None = None
         self.address = HostPort(options.host, options.port)
 
@@ -123,24 +127,26 @@ class Smg:
 
     async def _start(self) -> None:
         self.set_workers({})
-        chosen = 0 in (self._options.port, self._options.metrics_port)
+        options = self._options
         for attempt in range(1, _PORT_ATTEMPTS + 1):
+            port = options.port or _free_port(options.host)
+            metrics_port = options.metrics_port or _free_port("127.0.0.1")
+            self.address = HostPort(options.host, port)
             try:
-                return await self._attempt()
+                return await self._attempt(metrics_port)
             except SmgError:
-                if attempt == _PORT_ATTEMPTS or not chosen or "in use" not in self._last_words():
+                chosen = {port, metrics_port} - {options.port, options.metrics_port}
+                lost = any(f":{number}: " in words for words in self._words for number in chosen)
+                if attempt == _PORT_ATTEMPTS or not lost:
                     raise
                 await self._stop_process()
         return None
 
-    async def _attempt(self) -> None:
-        options = self._options
-        port = options.port or _free_port(options.host)
-        metrics_port = options.metrics_port or _free_port("127.0.0.1")
-        self.address = HostPort(options.host, port)
+    async def _attempt(self, metrics_port: int) -> None:
         self._words.clear()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.cli.gateway.child", *self._arguments(metrics_port)),
+            *(sys.executable, "-m", "services.cli.gateway.child", self._folder.name),
+            *self._arguments(metrics_port),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -149,7 +155,7 @@ class Smg:
         )
         self._reading = asyncio.create_task(self._read(), name="log of smg")
         self._http = httpx2.AsyncClient(
-            base_url=f"http://{HostPort(_asked_at(options.host), port)}",
+            base_url=f"http://{HostPort(_asked_at(self.address.host), self.address.port)}",
             headers={"Authorization": f"Bearer {self._admin_key}"},
             timeout=_ANSWER_SECONDS,
             trust_env=False,
@@ -164,6 +170,7 @@ class Smg:
                 raise ended.result()
             if not living.done():
                 raise SmgError(f"smg does not answer after {_START_SECONDS:.0f} s.")
+            self._is_alive = True
         finally:
             for task in (ended, living):
                 task.cancel()
@@ -190,10 +197,8 @@ class Smg:
             text = _COLOURS.sub("", line.decode(errors="replace")).rstrip()
             if text:
                 self._words.append(text)
-                self._log(text)
-
-    def _last_words(self) -> str:
-        return "\n".join(self._words)
+                if self._is_alive:
+                    self._log(text)
 
     async def _until_alive(self) -> None:
         assert self._http is not None
@@ -216,7 +221,9 @@ class Smg:
         try:
             await self._stop_process()
         finally:
-            self._folder.cleanup()
+            # Whoever stands on the other side of the lifeline may have been faster.
+            with contextlib.suppress(FileNotFoundError):
+                self._folder.cleanup()
 
     async def _stop_process(self) -> None:
         process, self._process = self._process, None

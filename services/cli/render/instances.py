@@ -168,7 +168,7 @@ def completion_line(completion: runner_pb2.Completion) -> str:
 def _block(instance: runner_pb2.Instance, now: float) -> RenderableType:
     lines = Text(figures := instance_figures(instance)).append("\n" if figures else "")
     ranks = lines.append_text(_ranks(instance, "\n"))
-    return Group(instance_title(instance, now), Padding(ranks, (0, 0, 0, 2)))
+    return Group(instance_title(instance, now), Padding(ranks, (0, 0, 0, 2), expand=False))
 
 
 def _ranks(instance: runner_pb2.Instance, separator: str) -> Text:

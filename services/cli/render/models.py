@@ -11,6 +11,7 @@ from services.cli.render.downloads import download_state
 from services.cli.render.nodes import MATRIX_NODES
 from services.cli.render.tables import Cell, add_row, dim, new_table
 from services.cli.text import count, percent, size
+from services.common.ranges import ranges
 from shardring.downloads.v1 import downloads_pb2, downloads_service_pb2
 
 # A model's name needs about this much of a line to be read; it is folded beyond.
@@ -83,10 +84,21 @@ def _facts(model: downloads_pb2.Model) -> Iterable[tuple[str, Cell]]:
         yield "key-value cache", text
     else:
         yield "key-value cache", dim("not told by its config.json")
+    if model.HasField("cuts"):
+        yield "stages", _cuts(model)
     yield "tensor split", "yes" if model.tensor_supported else "no"
     yield "chat template", "yes" if model.has_chat_template else "no"
     yield "licence", model.license or dim("none named")
     yield "gated", "yes: fetching it takes a token that may read it" if model.gated else "no"
+
+
+def _cuts(model: downloads_pb2.Model) -> str:
+    allowed = model.cuts.layers
+    if len(allowed) == model.layer_count - 1:
+        return "cut before any layer"
+    if not allowed:
+        return f"one only: {model.cuts.obstacle}"
+    return f"cut before layers {ranges(allowed)} only: {model.cuts.obstacle}"
 
 
 def _sizes(model: downloads_pb2.Model) -> str:

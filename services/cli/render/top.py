@@ -43,7 +43,7 @@ def top_picture(
             parts.append(Text(remarks[instance.instance_id], style="yellow"))
         if fault := instance_fault(instance):
             parts.append(fault)
-        parts.append(Padding(_ranks(instance, wide=width >= _WIDE), (0, 0, 0, 2)))
+        parts.append(Padding(_ranks(instance, wide=width >= _WIDE), (0, 0, 0, 2), expand=False))
     return Group(*parts)
 
 

@@ -8,7 +8,14 @@ from typing import Any
 from services.downloads.domain.config import HEADS, HIDDEN, KEY_VALUE_HEADS, find
 from services.downloads.domain.header import Header, Malformed
 from services.downloads.domain.key_values import key_value_bytes_per_token
-from services.downloads.domain.layers import MAX_LAYERS, Part, head_is_tied, layer_prefix, part_of
+from services.downloads.domain.layers import (
+    MAX_LAYERS,
+    Part,
+    further_layers,
+    head_is_tied,
+    layer_prefix,
+    part_of,
+)
 from services.downloads.domain.records import ModelFacts, ModelFile
 
 # Longest name that a configuration may give something.
@@ -55,7 +62,8 @@ def model_facts(text: ModelText) -> ModelFacts:
     prefix, layer_count = layer_prefix(tensor_bytes, _count(config, _LAYER_COUNT) or None)
     says_tied = find(config, ("tie_word_embeddings",)) is True
     tied = head_is_tied(tensor_bytes, prefix, says_tied)
-    parts = {name: part_of(name, prefix, layer_count, tied) for name in tensor_bytes}
+    further = further_layers(tensor_bytes, prefix, layer_count)
+    parts = {name: part_of(name, prefix, layer_count, tied, further) for name in tensor_bytes}
     layer_bytes = [0] * layer_count
     for name, part in parts.items():
         if part.layer is not None:

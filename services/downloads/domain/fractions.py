@@ -47,12 +47,14 @@ def pick_cached(models: Iterable[CachedModel], revision: str | None) -> CachedMo
 
 
 def pick_facts(models: Iterable[CachedModel]) -> ModelFacts | None:
-    """Return the facts to trust: of a node whose engine runs the model, with most of it on disk."""
+    """Return the facts to trust: of a node whose engine runs the model and knows where it may be
+    cut, with most of it on disk."""
     known = [model for model in models if model.facts is not None]
     best = max(
         known,
         key=lambda model: (
             model.facts is not None and model.facts.engine_supported,
+            model.facts is not None and model.facts.cuts is not None,
             model.downloaded_bytes,
             model.commit,
         ),

@@ -57,13 +57,48 @@ def layer_prefix(tensor_bytes: Mapping[str, int], layer_count: int | None) -> tu
     return best, count
 
 
+def further_layers(
+    tensor_bytes: Mapping[str, int], prefix: str, layer_count: int
+) -> tuple[str, int] | None:
+    """Return under which other prefix the layers are numbered anew, and from which layer on.
+
+    Such as "model.kv_reuse_layers" after "model.layers": one of the same place and a longer name,
+    whose numbers are as many as the first one lacks. None: there is no other.
+    """
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for name in tensor_bytes:
+        if match := _NUMBERED.match(name):
+            numbers[match[1] or ""].add(int(match[2]))
+    first, (place, _, own) = numbers[prefix], prefix.rpartition(".")
+    if first != set(range(len(first))) or len(first) >= layer_count:
+        return None
+    for other, found in sorted(numbers.items()):
+        where, _, name = other.rpartition(".")
+        if (
+            where == place
+            and name.endswith(f"_{own}")
+            and found == set(range(layer_count - len(first)))
+        ):
+            return other, len(first)
+    return None
+
+
 def head_is_tied(names: Mapping[str, int], prefix: str, config_says: bool) -> bool:
     """True when the last stage needs the embedding as its head."""
     return config_says or not any(_HEAD.search(name) for name in names if not _in(name, prefix))
 
 
-def part_of(name: str, prefix: str, layer_count: int, tied: bool) -> Part:
+def part_of(
+    name: str,
+    prefix: str,
+    layer_count: int,
+    tied: bool,
+    further: tuple[str, int] | None = None,
+) -> Part:
     """Return where a tensor is needed. What cannot be told is needed by both end stages."""
+    if further is not None and _in(name, further[0]):
+        match = _NUMBERED.match(name)
+        return Part(layer=further[1] + int(match[2])) if match else Part(last=True)
     if _in(name, prefix):
         match = _NUMBERED.match(name)
         layer = int(match[2]) if match else layer_count

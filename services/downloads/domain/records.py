@@ -112,6 +112,14 @@ class ModelFile:
 
 
 @dataclass(frozen=True)
+class Cuts:
+    """The layers, ascending, that a stage may begin at; and what stands against the others."""
+
+    layers: tuple[int, ...]
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What a model's own files say; see shardring.downloads.v1.Model for each field."""
 
@@ -135,6 +143,8 @@ class ModelFacts:
     key_value_bytes_per_token: int = 0
     tensor_supported: bool = False
     gated: bool = False
+    # None: not known yet.
+    cuts: Cuts | None = None
 
     @property
     def total_bytes(self) -> int:

@@ -7,6 +7,7 @@ from services.common.times import duration_of, seconds, timestamp_of
 from services.downloads.domain.assignment import Ask, Assigned
 from services.downloads.domain.records import (
     CachedModel,
+    Cuts,
     Download,
     DownloadState,
     FileProgress,
@@ -143,6 +144,9 @@ def facts_to_proto(facts: ModelFacts) -> downloads_pb2.Model:
         key_value_bytes_per_token=facts.key_value_bytes_per_token,
         tensor_supported=facts.tensor_supported,
         gated=facts.gated,
+        cuts=None
+        if facts.cuts is None
+        else downloads_pb2.Cuts(layers=facts.cuts.layers, obstacle=facts.cuts.obstacle),
     )
 
 
@@ -179,6 +183,9 @@ def facts_from_proto(message: downloads_pb2.Model) -> ModelFacts:
         key_value_bytes_per_token=message.key_value_bytes_per_token,
         tensor_supported=message.tensor_supported,
         gated=message.gated,
+        cuts=Cuts(tuple(message.cuts.layers), message.cuts.obstacle)
+        if message.HasField("cuts")
+        else None,
     )
 
 

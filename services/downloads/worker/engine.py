@@ -1,6 +1,6 @@
-"""Whether mlx-lm implements an architecture, and can split its layers.
+"""Whether mlx-lm implements an architecture, can split its layers, and where it may be cut.
 
-Found out without importing it (or MLX).
+Found out without importing it (or MLX); where it may be cut, by a program that the node brings.
 
 The same decision as mlx_lm.utils._get_classes: its two tables of renamed architectures are read
 from its source, then models/<type>.py must define Model and ModelArgs. On a node without mlx-lm
@@ -8,22 +8,55 @@ nothing is supported.
 """
 
 import ast
+import hashlib
+import importlib.metadata
 import importlib.util
+import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from services.downloads.domain.records import Cuts
 
 _PARSING = threading.Lock()
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 
 
-class EngineSupport:
-    """Reads mlx-lm's source on first use, and each architecture's at most once."""
+class Probed(Protocol):
+    """What a probe found: how many layers the engine makes of a model, before which of them it may
+    be cut, and what stands against the others."""
 
-    def __init__(self) -> None:
+    @property
+    def layer_count(self) -> int:
+        """Layers."""
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Ascending."""
+
+    @property
+    def obstacle(self) -> str:
+        """Empty when there is none."""
+
+
+# Given an architecture's module of mlx-lm, and config.json; None: it cannot be found out. Blocks.
+Probe = Callable[[str, Mapping[str, Any]], Probed | None]
+
+
+def no_probe(_architecture: str, _config: Mapping[str, Any]) -> None:
+    """Find out nothing."""
+
+
+class EngineSupport:
+    """Reads mlx-lm's source on first use, and each architecture's at most once; probes each
+    config.json at most once."""
+
+    def __init__(self, probe: Probe = no_probe) -> None:
+        self._probe = probe
+        self._probed: dict[bytes, Probed] = {}
         self._defined: dict[str, bool] = {}
         self._sharded: dict[str, bool] = {}
 
@@ -49,6 +82,28 @@ class EngineSupport:
         if name not in self._sharded:
             self._sharded[name] = _has_method(self._folder / "models", name, "Model", "shard")
         return self._sharded[name]
+
+    def cuts(self, config: Mapping[str, Any], layer_count: int) -> Cuts | None:
+        """Return where such a model may be cut; None when that is not known. Blocks."""
+        if not self.supports(config):
+            return None
+        key = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).digest()
+        if key not in self._probed:
+            name = self._renamed(config["model_type"], config.get("architectures") or ())
+            if (probed := self._probe(name, config)) is None:
+                return None
+            self._probed[key] = probed
+        probed = self._probed[key]
+        # Of layers that the files number otherwise nothing is known.
+        return Cuts(probed.cuts, probed.obstacle) if probed.layer_count == layer_count else None
+
+    @cached_property
+    def version(self) -> str:
+        """Of mlx-lm; empty on a node without it."""
+        try:
+            return importlib.metadata.version("mlx-lm")
+        except importlib.metadata.PackageNotFoundError:
+            return ""
 
     def _renamed(self, model_type: str, architectures: Any) -> str:
         types, pairs = self._tables

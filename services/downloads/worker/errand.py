@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.common.errors import Reason, ShardringError
+from services.common.security import current_security
 from services.downloads.domain.records import Download, DownloadState, FileProgress
 from services.downloads.worker.assigner import Assigner
 from services.downloads.worker.cache import Cache
@@ -21,6 +22,12 @@ from services.downloads.worker.room import check_room, disk_full, spoken_for
 from services.downloads.worker.schedule import Schedule
 from services.downloads.worker.shelf import Shelf
 from services.downloads.worker.ways import Ways
+
+
+def tls_files() -> tuple[str, ...]:
+    """Return the files by which this process proves who it is; none in the clear."""
+    tls = current_security().tls
+    return () if tls is None else (str(tls.cert), str(tls.key), str(tls.ca))
 
 
 class Node:
@@ -190,4 +197,5 @@ class Errand:
             parallel_files=node.options.parallel_files,
             # What comes by way of Xet storage cannot be bounded.
             xet=not node.rate.bytes_per_second,
+            tls=tls_files(),
         )

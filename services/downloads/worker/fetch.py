@@ -8,14 +8,18 @@ a fault is for the worker to say. It ends when its input does, so it never outli
 
 import logging
 import os
+import ssl
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from services.common.tls import Tls
 from services.downloads.worker.blob import BlobFetch
 from services.downloads.worker.budget import Budget
 from services.downloads.worker.hub_errors import hub_error
@@ -46,7 +50,9 @@ def serve(job: FetchJob) -> None:
     budget = Budget()
     pool = ThreadPoolExecutor(job.parallel_files)
     # Neighbours are reached directly, and send nobody elsewhere.
-    neighbours = httpx2.Client(trust_env=False, follow_redirects=False)
+    neighbours = httpx2.Client(
+        trust_env=False, follow_redirects=False, verify=neighbour_tls(job.tls) if job.tls else True
+    )
 
     answering = threading.Lock()
 
@@ -66,6 +72,11 @@ def serve(job: FetchJob) -> None:
             pool.submit(answer, command)
         else:
             budget.limit(command)
+
+
+def neighbour_tls(files: Sequence[str]) -> ssl.SSLContext:
+    """Return how neighbours are met with TLS, by the files of certificate, key and CA."""
+    return Tls(*map(Path, files)).client_context()
 
 
 def fetch(job: FetchJob, order: FileOrder, neighbours: httpx2.Client, budget: Budget) -> Outcome:

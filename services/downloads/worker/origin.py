@@ -14,6 +14,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # Documented,
 )
 
 from services.common.errors import Reason, ShardringError
+from services.common.tls import node_host
 from services.downloads.worker.protocol import Fault, FetchJob, FileOrder
 
 _AGAIN = "Start the download again; if it stays so, the hub is at fault."
@@ -106,7 +107,11 @@ class Origin:
         near = bool(self._order.node_id)
         client = self._neighbours if near else get_session()
         timeout = _NEIGHBOUR_TIMEOUT if near else constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with client.stream("GET", offer.url, headers=headers, timeout=timeout) as answer:
+        # A neighbour's certificate names the node, wherever it is.
+        meant = {"sni_hostname": node_host(self._order.node_id)} if near and self._job.tls else None
+        with client.stream(
+            "GET", offer.url, headers=headers, timeout=timeout, extensions=meant
+        ) as answer:
             if start and answer.status_code == 416:
                 raise RangeRefused
             hf_raise_for_status(answer)

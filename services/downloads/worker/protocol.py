@@ -28,7 +28,8 @@ class Fault(StrEnum):
 class FetchJob:
     """The child's first line: what all files to come have in common.
 
-    `token` None: the one huggingface_hub knows. `xet` False: never by way of Xet storage.
+    `token` None: the one huggingface_hub knows. `xet` False: never by way of Xet storage. `tls`:
+    the files of certificate, key and CA by which neighbours are met; empty: in the clear.
     """
 
     model_id: str
@@ -39,6 +40,7 @@ class FetchJob:
     storage: str
     parallel_files: int
     xet: bool = True
+    tls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

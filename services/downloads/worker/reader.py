@@ -117,7 +117,8 @@ class ModelReader:
         if known.listing is not None:
             self._cache.keep_listing(model_id, known.commit, known.listing)
         model = json_format.MessageToDict(facts_to_proto(known.facts))
-        text = json.dumps({"version": _FACTS_VERSION, "model": model}, indent=1)
+        kept = {"version": _FACTS_VERSION, "engine": self._engine.version, "model": model}
+        text = json.dumps(kept, indent=1)
         self._cache.keep_facts_text(model_id, known.commit, text)
 
     def forget(self, model_id: str) -> None:
@@ -145,8 +146,10 @@ class ModelReader:
         facts = facts_from_proto(message)
         # The engine, and what is known of architectures, may have been updated since.
         config: dict[str, object] = {"model_type": facts.model_type}
+        cuts = facts.cuts if kept.get("engine") == self._engine.version else None
         try:
             config = parse_object((self._cache.snapshot(model_id, commit) / CONFIG).read_bytes())
+            cuts = cuts or self._engine.cuts(config, len(facts.layer_bytes))
         except (OSError, Malformed):
             logger.debug("%s has no readable config.json on disk", model_id)
         figures = (config, len(facts.layer_bytes), facts.hidden_bytes_per_value)
@@ -156,6 +159,7 @@ class ModelReader:
             tensor_supported=self._engine.supports_tensor(config),
             key_value_bytes_per_token=key_value_bytes_per_token(*figures)
             or facts.key_value_bytes_per_token,
+            cuts=cuts,
         )
 
     def _from_disk(self, model_id: str, commit: str, listing: Listing | None) -> ModelFacts | None:
@@ -216,7 +220,8 @@ class ModelReader:
             tensor_supported=self._engine.supports_tensor(config),
         )
         with _blaming(model_id, CONFIG):
-            return model_facts(text)
+            facts = model_facts(text)
+        return dataclasses.replace(facts, cuts=self._engine.cuts(config, len(facts.layer_bytes)))
 
 
 def _headers(model_id: str, source: Source, names: Sequence[str]) -> dict[str, Header]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from services.common.addresses import HostPort
 from services.common.errors import ShardringError
+from services.common.security import current_security
 from services.downloads.worker.protocol import Fault, Outcome
 from services.downloads.worker.ways import Ways
 
@@ -56,7 +57,8 @@ class Neighbour:
     @property
     def endpoint(self) -> str:
         """The address as a hub's."""
-        return f"http://{self.address}"
+        scheme = "http" if current_security().tls is None else "https"
+        return f"{scheme}://{self.address}"
 
 
 def best_neighbour(

@@ -21,7 +21,7 @@ from services.downloads.rpc.convert import (
 )
 from services.downloads.worker.assigner import Assigner
 from services.downloads.worker.cache import Cache
-from services.downloads.worker.engine import EngineSupport
+from services.downloads.worker.engine import EngineSupport, Probe, no_probe
 from services.downloads.worker.hub_threads import HubThreads
 from services.downloads.worker.options import CacheOptions
 from services.downloads.worker.outbox import Outbox
@@ -63,7 +63,9 @@ class DownloadsWorker:
         ways: Ways = no_ways,
         hub_port: int = 0,
         in_use: InUse = dict,
+        probe: Probe = no_probe,
     ) -> None:
+        """`probe` finds out where models may be cut."""
         self._node_id = node_id
         self._hub_port = hub_port
         self._remote = downloads
@@ -73,7 +75,7 @@ class DownloadsWorker:
         self._hub = Hub(self._options)
         self._hub_threads = HubThreads(ANSWER_SECONDS)
         self._planning_threads = HubThreads(DOWNLOAD_SECONDS)
-        self._reader = ModelReader(self._cache, self._hub, EngineSupport())
+        self._reader = ModelReader(self._cache, self._hub, EngineSupport(probe))
         self._shelf = Shelf(self._cache, self._reader)
         self._assigner = Assigner(node_id, downloads)
         self._transfers = Transfers(

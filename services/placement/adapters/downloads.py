@@ -57,6 +57,11 @@ class DownloadsClient:
 def model_from_proto(model: downloads_pb2.Model) -> Model:
     """Return a model's facts; layers whose number contradicts their bytes count as none."""
     agree = model.layer_count == len(model.layer_bytes)
+    cuts = None
+    if model.HasField("cuts"):
+        possible = frozenset(range(1, model.layer_count))
+        cuts = possible.intersection(model.cuts.layers)
+        cuts = None if cuts == possible else cuts
     return Model(
         model_id=model.model_id,
         commit=model.commit,
@@ -72,6 +77,8 @@ def model_from_proto(model: downloads_pb2.Model) -> Model:
         key_value_bytes_per_token=max(0, model.key_value_bytes_per_token),
         tensor_supported=model.tensor_supported,
         quantized=bool(model.quantization),
+        cuts=cuts,
+        cut_obstacle=model.cuts.obstacle,
     )
 
 

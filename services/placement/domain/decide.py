@@ -16,6 +16,7 @@ from services.placement.domain.refusals import (
     check_cluster,
     check_layer_counts,
     count_refusal,
+    cut_refusal,
     for_now,
     ring_refusal,
     size_refusal,
@@ -59,7 +60,9 @@ def place(
         if found.ring:
             other = runner_up(asked.candidates, asked.model, found.ring, budget)
             return placement_of(asked.candidates, asked.model, found, other, request.request_id)
-        raise ring_refusal(asked, sizes, found.proven, budget.part(TOTAL_STEPS))
+        every = range(least, len(asked.candidates.node_ids) + 1)
+        cut = cut_refusal(asked, every, budget.part(TOTAL_STEPS))
+        raise cut or ring_refusal(asked, sizes, found.proven, budget.part(TOTAL_STEPS))
     except ShardringError as error:
         raise for_now(cluster, error) from None
 
@@ -126,7 +129,8 @@ def _preview(
     found = search.of_size(size, budget)
     if found.ring:
         return placement_of(asked.candidates, asked.model, found, None, asked.request.request_id)
-    return ring_refusal(asked, [size], found.proven, budget)
+    cut = cut_refusal(asked, range(size, size + 1), budget)
+    return cut or ring_refusal(asked, [size], found.proven, budget)
 
 
 def _asked(

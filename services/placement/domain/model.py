@@ -1,6 +1,7 @@
 """What a model asks of a node: bytes of any stage, exactly as its own files say."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -39,6 +40,10 @@ class Model:
     key_value_bytes_per_token: int = 0
     tensor_supported: bool = False
     quantized: bool = False
+    # The layers that a stage may begin at, beside layer 0; None: any, as far as is known.
+    cuts: frozenset[int] | None = None
+    # What stands against the others, in words.
+    cut_obstacle: str = ""
     # How it is to be run: see `run_as`.
     sharding: Sharding = Sharding.PIPELINE
     # Key-value cache of each layer.
@@ -64,7 +69,7 @@ class Model:
         if node_count == 1:
             return True
         if self.sharding is Sharding.PIPELINE:
-            return node_count <= self.layer_count
+            return node_count <= self.most_stages
         # The engine splits heads and hidden state into equal parts.
         sizes = (self.hidden_size, self.key_value_head_count)
         return (
@@ -72,6 +77,22 @@ class Model:
             and self.hidden_size > 0
             and not any(size % node_count for size in sizes)
         )
+
+    @property
+    def most_stages(self) -> int:
+        """The number of stages when it is cut wherever it may be."""
+        return self.layer_count if self.cuts is None else len(self.cuts) + 1
+
+    def stage_ends(self, first: int, last: int) -> Sequence[int]:
+        """Return where a stage may end, of `first` to `last`, ascending."""
+        if self.cuts is None:
+            return range(first, last + 1)
+        ends = self._ends
+        return ends[bisect_left(ends, first) : bisect_right(ends, last)]
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return (*sorted(self.cuts or ()), self.layer_count)
 
     def tensor_share_bytes(self, node_count: int) -> int:
         """Return what each of so many nodes holds: a part of every layer and of its cache, and all

@@ -4,9 +4,11 @@ Metadata is bounded, since it travels in HTTP/2 trailers of a few kilobytes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from services.common.errors import Reason, ShardringError, invalid_field
+from services.common.ranges import ranges
 from services.placement.domain.budget import Budget
 from services.placement.domain.candidates import Candidates
 from services.placement.domain.census import removed_sets
@@ -15,7 +17,7 @@ from services.placement.domain.demand import sizes_allowed
 from services.placement.domain.model import Model, Sharding
 from services.placement.domain.request import PlacementRequest
 from services.placement.domain.rings import Ring
-from services.placement.domain.search import Found, roomiest_ring
+from services.placement.domain.search import Found, RingSearch, roomiest_ring
 from services.placement.domain.shards import proportional, stages_of
 
 # Most sizes, pairs and nodes that one refusal gives figures of.
@@ -26,6 +28,9 @@ MOST_NAMED = 4
 GATHERING_RETRY_SECONDS = 2.0
 PROBING_RETRY_SECONDS = 1.0
 
+# Longest text that metadata carries.
+_MOST_TEXT = 300
+
 # What may come right once every node has reported after topology's restart.
 _TRANSIENT = {
     Reason.NO_NODES,
@@ -33,6 +38,7 @@ _TRANSIENT = {
     Reason.NOT_ENOUGH_NODES,
     Reason.NOT_ENOUGH_MEMORY,
     Reason.NO_RING,
+    Reason.CUT_NOT_ALLOWED,
     Reason.BACKEND_UNSUPPORTED,
     Reason.NOT_CALIBRATED,
 }
@@ -142,6 +148,8 @@ def count_refusal(asked: Asked, node_count: int) -> ShardringError | None:
             "with at least one each. Ask for fewer nodes.",
             metadata={"layer_count": model.layer_count, "min_node_count": node_count},
         )
+    if node_count > model.most_stages:
+        return _cut_refusal(asked, f"{node_count} nodes are asked for", node_count)
     return None
 
 
@@ -206,6 +214,50 @@ def below_minimum(request: PlacementRequest, size: int) -> ShardringError | None
         Reason.NOT_ENOUGH_NODES,
         f"A ring of {size} is smaller than the {least} nodes asked for.",
         metadata={"min_node_count": least, "node_count": size},
+    )
+
+
+def cut_refusal(asked: Asked, sizes: range, budget: Budget) -> ShardringError | None:
+    """Return why no ring of any of these sizes passed, if the reason is where the model may be cut:
+    if one of them would do for it, were it cut freely."""
+    if asked.model.cuts is None or asked.model.sharding is Sharding.TENSOR:
+        return None
+    free = replace(asked.model, cuts=None)
+    search = RingSearch(asked.candidates, free)
+    if not any(search.of_size(size, budget).ring for size in sizes_allowed(free, sizes)):
+        return None
+    fault = "no ring has room for it so"
+    if asked.request.layer_counts:
+        fault = "no ring has room for it so, or the layer counts asked for are others"
+    return _cut_refusal(asked, fault, sizes[0])
+
+
+def _cut_refusal(asked: Asked, fault: str, min_node_count: int) -> ShardringError:
+    model = asked.model
+    start, end = max(
+        pairwise((0, *model.stage_ends(1, model.layer_count))),
+        key=lambda stage: model.stage_bytes(*stage),
+    )
+    needed = model.stage_bytes(start, end)
+    most = max((asked.candidates.memory_bytes[n] for n in asked.candidates.node_ids), default=0)
+    allowed = ranges(model.cuts or ())
+    where = f"only before layers {allowed}" if allowed else "nowhere"
+    return ShardringError(
+        Reason.CUT_NOT_ALLOWED,
+        f"{model.model_id} may be cut into stages {where} ({model.cut_obstacle}), into "
+        f"{model.most_stages} at the most. Its largest part, layers {start} to {end - 1}, takes "
+        f"{_gb(needed)}; the roomiest node has {_gb(most)}; {fault}. Ask for fewer nodes, for "
+        "other layer counts, or for tensor sharding; or free memory on one node.",
+        metadata={
+            "model_id": model.model_id,
+            "allowed_cuts": allowed[:_MOST_TEXT],
+            "obstacle": model.cut_obstacle[:_MOST_TEXT],
+            "most_stage_count": model.most_stages,
+            "min_node_count": min_node_count,
+            "largest_part": f"{start}-{end - 1}",
+            "needed_bytes": needed,
+            "available_bytes": most,
+        },
     )
 
 

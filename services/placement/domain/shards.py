@@ -45,7 +45,9 @@ def stages_of(counts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def fits(model: Model, rooms: Sequence[Room], counts: Sequence[int]) -> bool:
-    """Say whether every rank can hold its stage."""
+    """Say whether every rank can hold its stage, and the model may be cut so."""
+    if model.cuts is not None and not model.cuts.issuperset(accumulate(counts[:-1])):
+        return False
     return all(
         model.stage_bytes(start, end) <= room.memory_bytes
         and room.least_layers <= end - start <= room.most_layers
@@ -62,7 +64,7 @@ def can_split(model: Model, rooms: Sequence[Room]) -> bool:
     last = len(rooms) - 1
     if last == 0:
         return fits(model, rooms, [model.layer_count])
-    if model.layers_are_equal:
+    if model.layers_are_equal and model.cuts is None:
         return _can_split_equal(model, rooms)
     # Where the ranks so far can end, ascending.
     reached = [0]
@@ -75,7 +77,8 @@ def can_split(model: Model, rooms: Sequence[Room]) -> bool:
             most = min(limit, start + room.most_layers)
             while end < most and model.stage_bytes(start, end + 1) <= room.memory_bytes:
                 end += 1
-                following.append(end)
+                if model.cuts is None or end in model.cuts or end == model.layer_count:
+                    following.append(end)
         reached = following
     return bool(reached) and reached[-1] == model.layer_count
 
@@ -130,7 +133,7 @@ def _nearest(model: Model, rooms: Sequence[Room], wanted: Sequence[int]) -> list
             first_end = start + room.least_layers
             if rank == rank_count - 1:
                 first_end = max(limit, first_end)
-            for end in range(first_end, min(limit, start + room.most_layers) + 1):
+            for end in model.stage_ends(first_end, min(limit, start + room.most_layers)):
                 if model.stage_bytes(start, end) > room.memory_bytes:
                     break
                 new = cost + (end - start - wanted[rank]) ** 2

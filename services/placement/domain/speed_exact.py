@@ -54,7 +54,7 @@ class ExactSearch:
         self.required = sum(1 << i for i, n in enumerate(self.ids) if n in candidates.required)
         pace = stages.pace
         model = pace.model
-        self.layer_count = model.layer_count
+        self.layer_count, self.ends = model.layer_count, model.stage_ends
         self.hops: list[dict[int, int]] = [{} for _ in range(count)]
         self.token_hops: list[dict[int, int]] = [{} for _ in range(count)]
         for i, a in enumerate(self.ids):
@@ -152,7 +152,7 @@ class ExactSearch:
         for start, (cost, way) in starts.items():
             furthest = self.furthest[node][start]
             self.budget.spend(1 + max(0, furthest - start))
-            for end in range(start + self.least[node], furthest + 1):
+            for end in self.ends(start + self.least[node], furthest):
                 time = max(1, (read[end] - read[start]) * SECOND // speed)
                 new = cost + time if self.in_sum else max(cost, time)
                 if new >= self.best:

@@ -72,7 +72,7 @@ def _best(
     # More than anything takes.
     below = 1 << 100 if below is None else below
     limit = 1 << 100 if limit is None else limit
-    speeds = [stages.speed(node_id) for node_id in order]
+    speeds, ends = [stages.speed(node_id) for node_id in order], stages.pace.model.stage_ends
     # reached[end]: the best way to give the ranks so far the layers [0, end).
     reached: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for rank, node_id in enumerate(order):
@@ -87,7 +87,7 @@ def _best(
             first_end = start + least
             if rank == last:
                 first_end = max(first_end, most_end)
-            for end in range(first_end, min(most_end, furthest[start]) + 1):
+            for end in ends(first_end, min(most_end, furthest[start])):
                 time = max(1, (read[end] - read[start]) * SECOND // speed)
                 new = cost + time if in_sum else max(cost, time)
                 if time > limit or new >= below:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator
 import psutil
 
 from services.runner.child_protocol import Command, Event, Exit, decode, encode
-from services.runner.domain.log_tail import LogTail
+from services.runner.domain.log_tail import KEPT_LINES, LogTail
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ class ChildProcess:
         self._reader, self._writer = reader, writer
         self._log = LogTail()
         self._logging = asyncio.create_task(self._read_log())
+        self._killed = False
+        # How it ended, as the last line of its log.
+        self._end: tuple[str, ...] = ()
 
     @property
     def pid(self) -> int:
@@ -43,8 +47,8 @@ class ChildProcess:
 
     @property
     def log_lines(self) -> tuple[str, ...]:
-        """The last lines that it wrote to standard error, oldest first."""
-        return self._log.lines
+        """The last lines that it wrote to standard error, oldest first, and then how it ended."""
+        return (*self._log.lines, *self._end)[-KEPT_LINES:]
 
     @property
     def last_words(self) -> str:
@@ -91,6 +95,7 @@ class ChildProcess:
     async def kill(self) -> int:
         """Kill it unless it is gone, wait until it is, and return its exit status."""
         if self._process.returncode is None:
+            self._killed = True
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         status = await self._process.wait()
@@ -98,7 +103,16 @@ class ChildProcess:
         await asyncio.wait([self._logging], timeout=_LOG_END_SECONDS)
         self._logging.cancel()
         await asyncio.wait([self._logging])
+        self._end = (f"Process {self.pid} {self._how(status)}.",)
         return status
+
+    def _how(self, status: int) -> str:
+        if status >= 0:
+            return f"exited with status {status}"
+        if self._killed and status == -signal.SIGKILL:
+            return "was killed by its node"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {names.get(-status, f'signal {-status}')}"
 
     async def _read_log(self) -> None:
         assert self._process.stderr is not None
@@ -108,13 +122,18 @@ class ChildProcess:
 
 
 async def start_child(
-    instance_id: str, rank: int, node_id: str, trace_context: dict[str, str]
+    instance_id: str,
+    rank: int,
+    node_id: str,
+    trace_context: dict[str, str],
+    *,
+    module: str = "services.runner.child",
 ) -> ChildProcess:
     """Start a child for one shard. `trace_context` holds W3C trace headers."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.runner.child"),
+            *(sys.executable, "-m", module),
             *("--control-fd", str(theirs.fileno()), "--instance", instance_id),
             *("--rank", str(rank), "--node", node_id),
             pass_fds=[theirs.fileno()],

@@ -31,6 +31,7 @@ class RemoteSibling:
             f"the runner on node {rank.node_name}",
             rank.endpoints,
             keepalive_seconds=_KEEPALIVE_SECONDS,
+            node_id=rank.node_id,
         )
         self._stub = shard_service_pb2_grpc.ShardServiceStub(self._remote.channel)
 

@@ -12,20 +12,32 @@ class CacheCost:
     """What one sequence takes on one rank, and what all may take there.
 
     `fixed_bytes` whatever its length (states of state-space layers). `kinds` holds pairs (bytes per
-    token, window): of layers that keep `window` tokens at most, 0: all.
+    token, window): of layers that keep `window` tokens at most, 0: all. Caches of fewer tokens than
+    `trimmable_below` can be cut back; None: of any number.
     """
 
     fixed_bytes: int
     kinds: tuple[tuple[int, int], ...]
     limit_bytes: int
+    trimmable_below: int | None = None
 
     def bytes_for(self, token_count: int) -> int:
-        """Return the bytes of one sequence of so many tokens."""
+        """Return the bytes of one sequence of so many tokens; with windows, at most so many."""
         total = self.fixed_bytes
         for per_token, window in self.kinds:
-            kept = min(token_count, window + STEP_TOKENS) if window else token_count
-            total += per_token * -(-kept // STEP_TOKENS) * STEP_TOKENS
+            # A window's cache grows by a step from wherever it stands, and past its window by a
+            # chunk of a prompt.
+            kept = min(token_count, window) + STEP_TOKENS if window else token_count
+            total += per_token * (kept if window else round_up(kept))
         return total
+
+    def kinds_at_most(self, count: int) -> tuple[tuple[int, int], ...]:
+        """Return no more than `count` kinds that take as much or more."""
+        first, rest = self.kinds[: count - 1], self.kinds[count - 1 :]
+        if len(rest) < 2:
+            return self.kinds
+        # As if none of the rest forgot anything.
+        return (*first, (sum(per_token for per_token, _ in rest), 0))
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,10 @@ class CacheRoom:
     @property
     def trimmable_below(self) -> int | None:
         """Return below which length caches can be cut back to fewer tokens; None: at any length."""
-        if any(cost.fixed_bytes for cost in self._costs):
-            return 0
-        windows = [window for cost in self._costs for _, window in cost.kinds if window]
-        return min(windows, default=None)
+        below = (cost.trimmable_below for cost in self._costs)
+        return min((limit for limit in below if limit is not None), default=None)
+
+
+def round_up(token_count: int) -> int:
+    """Return for how many tokens a cache of so many has room."""
+    return -(-token_count // STEP_TOKENS) * STEP_TOKENS

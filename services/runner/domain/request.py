@@ -106,9 +106,6 @@ def check_request(request: GenerationRequest) -> None:
         count, most = request.top_logprob_count, MAX_TOP_LOGPROBS
         _within("top_logprob_count", count, 0, most, f"0 to {most}")
     _within("choice_count", request.choice_count, 1, MAX_CHOICES, f"1 to {MAX_CHOICES}")
-    # Each choice has a seed of its own, one after the other.
-    last = 2**63 - request.choice_count
-    _within("sampling.seed", request.sampling.seed, 0, last, f"0 to {last} for that many choices")
 
 
 def check_sampling(sampling: Sampling) -> None:

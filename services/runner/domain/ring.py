@@ -90,6 +90,10 @@ def check_ring(ring: Ring) -> None:
     if not 0 <= ring.options.max_cache_tokens <= 2**30:
         tokens = ring.options.max_cache_tokens
         raise invalid_field("options.max_cache_token_count", tokens, "0 to 2^30")
+    if ring.options.cache_bits and ring.options.max_cache_tokens:
+        tokens = ring.options.max_cache_tokens
+        why = "0 with options.cache_bits: mlx-lm quantizes no caches that forget"
+        raise invalid_field("options.max_cache_token_count", tokens, why)
     if not ring.is_mlx_ring:
         raise invalid_field("placement.ring_backend", "JACCL", "MLX_RING, the one this node runs")
     at = 0

@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.runner.domain.cache_room import STEP_TOKENS, CacheRoom
-from services.runner.domain.prefixes import MIN_TOKENS, Prefixes, common_length
+from services.runner.domain.cache_room import CacheRoom, round_up
+from services.runner.domain.prefixes import MIN_TOKENS, Found, Prefixes, common_length
 
 PREFILL_CHUNK_TOKENS = 256
 MAX_RUNNING = 32
@@ -63,6 +63,10 @@ class Sequence:
     ended: bool = False
     # Counts how often it was set back.
     attempt: int = 0
+    prompt_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_count = len(self.tokens)
 
     @property
     def prompt_left(self) -> int:
@@ -186,8 +190,9 @@ class Schedule:
             lane = self._lanes[sequence.in_lane]
             entry: int | None = None
             dropped: list[int] = []
-            if keep:
-                held = sequence.tokens[: sequence.computed]
+            held = sequence.tokens[: sequence.computed]
+            # While a token that is not known yet is being computed, no one could ask for it.
+            if keep and len(held) == sequence.computed:
                 entry, dropped = self._prefixes.keep(held, sequence.exact_count)
             self._commands.append([Command.LEAVE, sequence.sequence_id, lane.lane_id, entry or 0])
             self._commands += [[Command.DROP, old] for old in dropped]
@@ -199,7 +204,7 @@ class Schedule:
         if self._on_their_way < self._window:
             self._join()
             self._rebalance()
-            step = self._next_prefill() or self._next_decode() or None
+            step = self._next_prefill() or self._next_decode()
             if step is not None:
                 self._on_their_way += 1
                 return step
@@ -236,8 +241,10 @@ class Schedule:
             if self._is_served_by_another(sequence):
                 continue
             sequence.reserved = min(
-                sequence.limit, _round_up(len(sequence.tokens) + 1) + _GROWTH_TOKENS
+                sequence.limit, round_up(len(sequence.tokens) + 1) + _GROWTH_TOKENS
             )
+            # What it re-uses counts as used now, and is the last to be given up for it.
+            self._find(sequence)
             if not self._make_room([sequence.reserved]):
                 return
             self._waiting.remove(sequence)
@@ -248,90 +255,127 @@ class Schedule:
         if sequence.waits_for is None and not sequence.started:
             for other in self._prefilling:
                 shared = common_length(other.tokens, sequence.tokens)
+                # What will be kept of it: all but its last token.
+                kept = len(other.tokens) - 1
+                if shared < kept and not self._prefixes.is_trimmable(kept):
+                    continue
+                if sequence.exact:
+                    shared = shared // self._chunk * self._chunk
                 if shared >= max(MIN_TOKENS, len(sequence.tokens) // 2):
                     sequence.waits_for = other
                     break
         return sequence.waits_for in self._prefilling
 
+    def _find(self, sequence: Sequence) -> Found | None:
+        if not sequence.exact:
+            return self._prefixes.find(sequence.tokens)
+        return self._prefixes.find(sequence.tokens[: sequence.prompt_count], self._chunk)
+
     def _open(self, sequence: Sequence) -> None:
-        grid = self._chunk if sequence.exact else 0
-        found = self._prefixes.find(sequence.tokens, grid)
-        sequence.waits_for, sequence.started = None, True
+        found = self._find(sequence)
         sequence.computed = sequence.exact_count = 0
         entry = 0
         if found is not None:
             entry, sequence.computed = found.entry, found.length
             sequence.exact_count = found.exact_count
-        sequence.reused = max(sequence.reused, sequence.computed)
+        if not sequence.started:
+            sequence.reused = sequence.computed
+        sequence.waits_for, sequence.started = None, True
         self._commands.append([Command.OPEN, sequence.sequence_id, entry, sequence.computed])
         self._prefilling.append(sequence)
 
-    def _reserved(self) -> list[int]:
-        """Return the lengths that running sequences take: in a lane all as long as the longest."""
-        lengths = [sequence.reserved for sequence in self._prefilling]
+    def _reserved(self, moved: Sequence | None = None, to: _Lane | None = None) -> list[int]:
+        """Return the lengths that running sequences take: in a lane all as long as the longest.
+
+        With `moved`, as if that one were in the lane `to`.
+        """
+        lengths = [s.reserved for s in self._prefilling if s is not moved]
         for lane in self._lanes.values():
-            longest = max(sequence.reserved for sequence in lane.sequences)
-            lengths += [longest] * len(lane.sequences)
+            held = [s.reserved for s in lane.sequences if s is not moved]
+            if moved is not None and lane is to:
+                held.append(moved.reserved)
+            lengths += [max(held, default=0)] * len(held)
         return lengths
 
     def _make_room(self, more: list[int]) -> bool:
-        """Give up kept caches until all running ones fit, and `more` beside them."""
-        while True:
-            kept = [len(prefix.tokens) for prefix in self._prefixes]
-            if self._room.fits([*self._reserved(), *more, *kept]):
-                return True
-            dropped = self._prefixes.drop_oldest()
-            if dropped is None:
-                return False
-            self._commands.append([Command.DROP, dropped])
+        """Give up kept caches until all running ones fit, and `more` beside them.
+
+        False, with nothing given up, where that would not do.
+        """
+        running = [*self._reserved(), *more]
+        if not self._room.fits(running):
+            return False
+        while not self._room.fits([*running, *(len(prefix.tokens) for prefix in self._prefixes)]):
+            if (dropped := self._prefixes.drop_oldest()) is not None:
+                self._commands.append([Command.DROP, dropped])
+        return True
 
     # Lanes.
 
     def _join(self) -> None:
         for sequence in [s for s in self._prefilling if s.prompt_left == 0]:
+            self._keep_prompt(sequence)
             self._prefilling.remove(sequence)
-            entry, dropped = self._prefixes.keep(
-                sequence.tokens[: sequence.computed], sequence.exact_count
-            )
-            if entry is not None:
-                self._commands.append([Command.KEEP, sequence.sequence_id, entry])
-            self._commands += [[Command.DROP, old] for old in dropped]
             self._put_in(sequence, self._lane_for(sequence))
             self._commands.append([Command.JOIN, sequence.sequence_id, sequence.in_lane or 0])
             # A longer batch pads its shorter sequences, and the copy that was kept takes room too.
             self._make_room([])
 
+    def _keep_prompt(self, sequence: Sequence) -> None:
+        """Keep a copy of the prompt's caches, where there is room for one beside those running."""
+        if not self._room.fits([*self._reserved(), sequence.computed]):
+            return
+        held = sequence.tokens[: sequence.computed]
+        entry, dropped = self._prefixes.keep(held, sequence.exact_count)
+        if entry is not None:
+            self._commands.append([Command.KEEP, sequence.sequence_id, entry])
+        self._commands += [[Command.DROP, old] for old in dropped]
+
+    @property
+    def _shared(self) -> list[_Lane]:
+        """Lanes that sequences may join, the emptiest first."""
+        lanes = [lane for lane in self._lanes.values() if lane.is_shared]
+        return sorted(lanes, key=lambda lane: len(lane.sequences))
+
     def _lane_for(self, sequence: Sequence) -> _Lane:
-        shared = [lane for lane in self._lanes.values() if lane.is_shared]
-        if sequence.exact or not self._batched or len(shared) < self._lane_count:
-            self._next_lane += 1
-            lane = self._lanes[self._next_lane] = _Lane(self._next_lane)
-            self._turns.append(lane.lane_id)
-            return lane
-        return min(shared, key=lambda lane: len(lane.sequences))
+        shared = self._shared
+        if self._batched and not sequence.exact and len(shared) >= self._lane_count:
+            for lane in shared:
+                if self._room.fits(self._reserved(sequence, lane)):
+                    return lane
+        # Alone it takes what was set aside for it, and nothing for padding.
+        return self._new_lane()
+
+    def _new_lane(self) -> _Lane:
+        self._next_lane += 1
+        lane = self._lanes[self._next_lane] = _Lane(self._next_lane)
+        self._turns.append(lane.lane_id)
+        return lane
 
     def _rebalance(self) -> None:
-        """Have shared lanes differ by one sequence at most."""
+        """Have shared lanes differ by one sequence at most, where there is room for the padding."""
         while self._batched:
-            shared = [lane for lane in self._lanes.values() if lane.is_shared]
-            if not shared:
+            shared = self._shared
+            # A sequence that is being computed stays where it is.
+            movable = [lane for lane in shared if not lane.on_their_way and lane.sequences[1:]]
+            if not movable:
                 return
-            fullest = max(shared, key=lambda lane: len(lane.sequences))
-            if fullest.on_their_way or len(fullest.sequences) < 2:
-                return
+            fullest = movable[-1]
+            sequence = fullest.sequences[-1]
             if len(shared) < self._lane_count:
-                sequence = fullest.sequences[-1]
-                target = self._lane_for(sequence)
+                target = self._new_lane()
             else:
-                target = min(shared, key=lambda lane: len(lane.sequences))
+                target = shared[0]
                 if len(fullest.sequences) - len(target.sequences) < 2:
                     return
-                sequence = fullest.sequences[-1]
+                if not self._room.fits(self._reserved(sequence, target)):
+                    return
             self._take_out(sequence, fullest)
             self._put_in(sequence, target)
             self._commands.append(
                 [Command.MOVE, sequence.sequence_id, fullest.lane_id, target.lane_id]
             )
+            self._make_room([])
 
     @staticmethod
     def _put_in(sequence: Sequence, lane: _Lane) -> None:
@@ -359,6 +403,10 @@ class Schedule:
         start = sequence.computed
         on_grid = start == sequence.exact_count and start % self._chunk == 0
         end = min((start // self._chunk + 1) * self._chunk, len(sequence.tokens) - 1)
+        if sequence.exact:
+            # One that was set back: what it had generated, one by one as before.
+            prompt = sequence.prompt_count - 1
+            end = min(end, prompt) if start < prompt else start + 1
         sequence.computed = end
         if on_grid and end % self._chunk == 0:
             sequence.exact_count = end
@@ -410,9 +458,8 @@ class Schedule:
         return True
 
     def _set_back(self) -> None:
-        """Have the latest sequence, one that may be batched if there is any, begin anew later."""
-        running = self.running
-        latest = max(running, key=lambda s: (not s.exact, s.sequence_id))
+        """Have the latest sequence begin anew later, so that the earliest always goes on."""
+        latest = max(self.running, key=lambda s: s.sequence_id)
         if latest in self._prefilling:
             self._prefilling.remove(latest)
             self._commands.append([Command.CLOSE, latest.sequence_id])
@@ -423,8 +470,5 @@ class Schedule:
             self._take_out(latest, lane)
         latest.computed = latest.reserved = 0
         latest.attempt += 1
-        self._waiting.appendleft(latest)
-
-
-def _round_up(count: int) -> int:
-    return -(-count // STEP_TOKENS) * STEP_TOKENS
+        earlier = sum(s.sequence_id < latest.sequence_id for s in self._waiting)
+        self._waiting.insert(earlier, latest)

@@ -40,6 +40,8 @@ class Detokenizers:
     def __init__(self, tokenizer: TokenizerWrapper) -> None:
         self._tokenizer: Any = tokenizer
         self._kind = tokenizer.detokenizer
+        # Not every kind says; only transformers' own answer for ids they don't have.
+        self._is_fast = getattr(tokenizer, "is_fast", False)
         self._size = len(tokenizer)
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self.special_ids = {i for i, token in added.items() if token.special}
@@ -74,7 +76,7 @@ class Detokenizers:
 
     def _name(self, token_id: int) -> str | None:
         """Return a token as its vocabulary writes it; None for an id that stands for nothing."""
-        if token_id < 0 or (not self._tokenizer.is_fast and token_id >= self._size):
+        if token_id < 0 or (not self._is_fast and token_id >= self._size):
             return None
         name: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
         return name

@@ -24,7 +24,7 @@ from services.runner.domain.schedule import Command, Decode, Prefill, Schedule, 
 from services.runner.engine.answer import Answer, Ending
 from services.runner.engine.inbox import Inbox
 from services.runner.engine.line import Line
-from services.runner.engine.sampling import ChosenToken, unpack
+from services.runner.engine.sampling import PENALTY_TOKENS, ChosenToken, unpack
 from services.runner.engine.text import Tokenizer
 from services.runner.engine.work import Work
 
@@ -96,7 +96,7 @@ class Head:
 
         Returns early where `wake` can be read from.
         """
-        if self._work.busy.seconds >= _REPORT_SECONDS and self._requests:
+        if self._work.busy.seconds >= _REPORT_SECONDS and self._is_working:
             self._report()
         if self._issued and not self._line.is_ahead and self._line.wait(None, 0):
             self._take_answer()
@@ -110,6 +110,11 @@ class Head:
                 self._take_answer()
             return True
         return False
+
+    @property
+    def _is_working(self) -> bool:
+        """True while there are requests, or steps that have not come back."""
+        return bool(self._requests or self._issued)
 
     def _take(self, item: Run | Cancel) -> None:
         if isinstance(item, Run):
@@ -266,8 +271,8 @@ class Head:
         seconds = self._work.busy.seconds
         busy, lanes, counts = self._work.busy.read(), self._work.lanes, self._counts
         usage = Usage(
-            bool(self._requests),
-            busy if self._requests else 0.0,
+            self._is_working,
+            busy if self._is_working else 0.0,
             lanes.bytes_in_use,
             self._cache_limit_bytes,
             lanes.bytes_kept,
@@ -292,7 +297,8 @@ def details(
     """Return what follows an OPEN's other values (see Work.apply)."""
     return {
         "sampling": asdict(sampling),
-        "tokens": tokens,
+        "tokens": tokens[-PENALTY_TOKENS:],
+        "position": len(tokens),
         "top_logprob_count": top_logprob_count,
         "trace": trace,
     }

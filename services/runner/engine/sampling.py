@@ -44,9 +44,15 @@ class Sampler:
     chosen, as an array that need not be evaluated."""
 
     def __init__(
-        self, sampling: Sampling, tokens: Sequence[int], top_logprob_count: int | None = None
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        top_logprob_count: int | None = None,
+        *,
+        position: int | None = None,
     ) -> None:
-        """`tokens`: all so far, prompt and generated, before the first that is to be chosen.
+        """`tokens`: all so far, prompt and generated, before the first that is to be chosen; the
+        last PENALTY_TOKENS do, where `position` says how many there are.
 
         `top_logprob_count`: log-probabilities are wanted, and those of so many likeliest.
         """
@@ -54,7 +60,7 @@ class Sampler:
         self._recent = list(tokens[-PENALTY_TOKENS:])
         self._buffer = mx.array([], mx.int32)
         # Of the token to be chosen next, from 0 on.
-        self._position = len(tokens)
+        self._position = len(tokens) if position is None else position
         self._is_greedy = sampling.temperature < _LOWEST_TEMPERATURE
         self._has_penalty = (
             sampling.repetition_penalty != 1

@@ -17,7 +17,7 @@ from services.runner.domain.schedule import PREFILL_CHUNK_TOKENS, Command, Sched
 from services.runner.engine.follower import Follower
 from services.runner.engine.head import Head, details
 from services.runner.engine.inbox import Inbox
-from services.runner.engine.lanes import can_batch, cost_of
+from services.runner.engine.lanes import CachesNotQuantizable, can_batch, cost_of
 from services.runner.engine.line import Alone, Line, Pipeline, Split
 from services.runner.engine.loader import WeightsMissing, load_stage
 from services.runner.engine.ring import Ring
@@ -34,6 +34,8 @@ _CACHE_PART = 0.5
 _KIB = 1024
 # Kinds of caches by window that ranks tell each other about.
 _TOLD_KINDS = 4
+# Stands for caches that can be cut back at any length.
+_ANY = -1
 
 
 class LoadError(Exception):
@@ -125,7 +127,12 @@ class ShardEngine:
             if self._ring is None:
                 raise LoadError(Reason.MODEL_MALFORMED, str(error)) from error
             raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
+        except CachesNotQuantizable as error:
+            raise LoadError(Reason.INVALID_FIELD, _not_quantizable(str(error))) from error
         except (StagesUnsupported, TypeError, ValueError, AttributeError) as error:
+            if self._work.lanes.bits:
+                # Some architectures' attention takes no quantized caches.
+                raise LoadError(Reason.INVALID_FIELD, _not_quantizable(str(error))) from error
             # What a layer says that is given another number of values than it takes.
             raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
         seconds = time.perf_counter() - began
@@ -171,7 +178,8 @@ class ShardEngine:
         limit = self._load.reserved_bytes
         if not limit:
             limit = int(_free_bytes() * _CACHE_PART)
-        self._batched = can_batch(cache)
+        assert self._model is not None
+        self._batched = self._model.can_batch and can_batch(cache)
         return cost_of(cache, limit)
 
     def _share_costs(self, cost: CacheCost) -> None:
@@ -180,10 +188,12 @@ class ShardEngine:
             self._costs = [cost]
             return
         # In KiB: what ranks exchange are 32-bit numbers.
-        kinds = [n for kind in cost.kinds[:_TOLD_KINDS] for n in kind]
+        told_kinds = cost.kinds_at_most(_TOLD_KINDS)
+        kinds = [n for kind in told_kinds for n in kind]
         kinds += [0] * (2 * _TOLD_KINDS - len(kinds))
         limit = min(cost.limit_bytes // _KIB, 2**31 - 1)
-        told = [int(self._batched), -(-cost.fixed_bytes // _KIB), limit, *kinds]
+        below = _ANY if cost.trimmable_below is None else cost.trimmable_below
+        told = [int(self._batched), -(-cost.fixed_bytes // _KIB), limit, below, *kinds]
         rows = self._ring.gather(told)
         self._batched = all(row[0] for row in rows)
         self._costs = [
@@ -191,8 +201,9 @@ class ShardEngine:
                 fixed * _KIB,
                 tuple((row[i], row[i + 1]) for i in range(0, len(row), 2) if row[i]),
                 limit * _KIB,
+                None if below == _ANY else below,
             )
-            for _, fixed, limit, *row in rows
+            for _, fixed, limit, below, *row in rows
         ]
 
     def serve(self) -> None:
@@ -260,6 +271,13 @@ def _free_bytes() -> int:
         return free
     allowed = int(mx.device_info()["max_recommended_working_set_size"])
     return max(0, min(free, allowed - mx.get_active_memory()))
+
+
+def _not_quantizable(why: str) -> str:
+    return (
+        f"options.cache_bits must be 0 with this model: its key-value caches cannot be quantized "
+        f"({why})."
+    )
 
 
 def _one_node(why: str) -> str:

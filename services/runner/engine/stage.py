@@ -29,6 +29,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.models import cache as caches
 
+from services.common.ranges import ranges
 from services.runner.engine.trace import (
     CacheEntry,
     NotTraceable,
@@ -235,17 +236,6 @@ def _check_cuts(traced: Trace, cuts: Collection[int]) -> None:
         raise StagesUnsupported(
             f"a stage may not begin at layer {wrong[0]}, {allowed}: {traced.why}"
         )
-
-
-def ranges(numbers: Collection[int]) -> str:
-    """Return whole numbers as text, such as "1-7, 9"."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][-1] == number - 1:
-            found[-1][1:] = [number]
-        else:
-            found.append([number])
-    return ", ".join("-".join(map(str, ends)) for ends in found)
 
 
 def _pass_by(structure: Any) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from services.runner.engine.ring import Ring
@@ -21,12 +21,18 @@ class TensorUnsupported(Exception):
 class SplitModel:
     """One rank's part of every layer, called on tokens on every rank."""
 
+    can_batch = True
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     def make_cache(self, max_token_count: int | None = None) -> list[Any]:
         """Return mlx-lm's empty caches of one sequence."""
-        return list(make_prompt_cache(self._model, max_token_count))
+        cache = list(make_prompt_cache(self._model))
+        if max_token_count is not None and not hasattr(self._model, "make_cache"):
+            # As in Stage: mlx-lm's own holds on to the first positions, which batches cannot.
+            cache = [RotatingKVCache(max_token_count) for _ in cache]
+        return cache
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         """Compute, lazily: tokens [B, n] to logits [B, n, vocabulary]."""

@@ -16,7 +16,12 @@ _CLEAR_INTERVAL_STEPS = 256
 
 
 class Model(Protocol):
-    """A rank's part of a model: a stage, or a part of every layer."""
+    """A rank's part of a model: a stage, or a part of every layer.
+
+    `can_batch`: caches of sequences of any lengths can be merged.
+    """
+
+    can_batch: bool
 
     def make_cache(self, max_token_count: int | None = None) -> Caches:
         """Return the empty caches of one sequence."""
@@ -60,7 +65,8 @@ class Work:
 
     def apply(self, commands: Sequence[list[Any]]) -> None:
         """Carry out commands. An OPEN has, after its sequence, entry and length, what its sampler
-        needs: {"sampling", "tokens", "top_logprob_count"}, and the "trace" context it belongs to.
+        needs: {"sampling", "tokens" (the last ones), "position" (how many there are),
+        "top_logprob_count"}, and the "trace" context it belongs to.
         """
         for command in commands:
             match command:
@@ -72,6 +78,7 @@ class Work:
                             _sampling(details["sampling"]),
                             details["tokens"],
                             details["top_logprob_count"],
+                            position=details["position"],
                         )
                     continue
                 case [Command.JOIN, sequence, *_]:

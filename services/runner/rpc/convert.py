@@ -181,17 +181,6 @@ def sampling_from_proto(sampling: runner_pb2.Sampling, random_seed: int) -> Samp
     )
 
 
-def sampling_to_proto(sampling: Sampling) -> runner_pb2.Sampling:
-    """Write sampling settings."""
-    return runner_pb2.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-    )
-
-
 def stop_from_proto(stop: runner_pb2.StopConditions) -> Stop:
     """Read what ends a generation."""
     return Stop(

@@ -96,7 +96,7 @@ async def measure(node_id: str, address: HostPort, gate: BurstGate) -> int:
     still holds. Raises MEASUREMENT_BUSY when either end takes no burst now, WRONG_NODE, and what
     `Remote` raises.
     """
-    remote = Remote(f"node {node_id}", [address])
+    remote = Remote(f"node {node_id}", [address], node_id=node_id)
     try:
         answered = await identify(remote, timeout=CONNECT_SECONDS)
         if answered != node_id:

@@ -182,7 +182,7 @@ class Prober:
         remote = self._remotes.pop(target, None)
         try:
             if remote is None:
-                remote = Remote(f"node {target.node_id}", [target.address])
+                remote = Remote(f"node {target.node_id}", [target.address], node_id=target.node_id)
                 # The first answer takes a connection; the next one is the round trip.
                 await identify(remote, timeout=PROBE_TIMEOUT_SECONDS)
             started = time.perf_counter_ns()
@@ -193,6 +193,8 @@ class Prober:
                 return Answered(round_trip_ns, self._interface_towards(target))
             return AnsweredByOther(answered or "")
         except ShardringError as error:
+            if error.reason is Reason.WRONG_NODE:
+                return AnsweredByOther(error.metadata["node_id"])  # proven in the handshake
             return Silent(error.message)
         finally:
             if remote is not None:

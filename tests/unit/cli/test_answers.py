@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.answers import stream_answers
+from services.cli.render.instances import completion_line
 from services.cli.render.logprobs import logprobs_table
 from services.cli.shell import make_console
 from services.common.errors import Reason, ShardringError
@@ -75,6 +76,20 @@ async def test_a_node_that_sends_other_answers_is_found_out(parts: list[Part]) -
     with pytest.raises(ShardringError) as fault:
         await stream_answers(stream(parts), make_console(io.StringIO()), 2)
     assert fault.value.reason is Reason.INTERNAL
+
+
+def test_figures_tell_of_kept_tokens_and_of_the_stop_text() -> None:
+    completion = runner_pb2.Completion(
+        finish_reason=runner_pb2.FINISH_REASON_STOP,
+        completion_token_count=4,
+        prompt_token_count=9,
+        cached_token_count=8,
+        stop_text="\n\x9b",
+    )
+    line = completion_line(completion)
+    assert line.endswith('prompt of 9 tokens (8 kept from before), stopped before "\\n"')
+    completion.stop_token_id = 5
+    assert line.startswith(completion_line(completion))
 
 
 def test_log_probabilities_are_readable() -> None:

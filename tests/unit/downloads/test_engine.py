@@ -4,11 +4,15 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlx_lm.utils import _get_classes
 
+from services.downloads.domain.records import Cuts
 from services.downloads.worker.engine import EngineSupport
 
 SPEC = importlib.util.find_spec("mlx_lm")
@@ -16,6 +20,13 @@ assert SPEC is not None
 assert SPEC.submodule_search_locations is not None
 MODELS = Path(SPEC.submodule_search_locations[0]) / "models"
 MODULES = sorted(path.stem for path in MODELS.glob("*.py"))
+
+
+@dataclass(frozen=True)
+class Probed:
+    layer_count: int
+    cuts: tuple[int, ...]
+    obstacle: str
 
 
 def engine_has(config: dict[str, object]) -> bool:
@@ -78,6 +89,29 @@ def test_every_architecture_is_split_or_not_as_the_engine_does() -> None:
     assert 10 < sum(judged.values()) < len(judged)
     assert not engine.supports_tensor({"model_type": "no_such_type"})
     assert not engine.supports_tensor({"model_type": "llama", "model_file": "own.py"})
+
+
+def test_where_a_model_may_be_cut_is_probed_once() -> None:
+    asked: list[tuple[str, Mapping[str, Any]]] = []
+
+    def probe(architecture: str, config: Mapping[str, Any]) -> Probed | None:
+        asked.append((architecture, config))
+        return None if config.get("hidden_size") == 0 else Probed(4, (1, 3), "a reason")
+
+    engine = EngineSupport(probe)
+    config = {"model_type": "mistral", "hidden_size": 8}
+    for _ in range(2):
+        assert engine.cuts(config, 4) == Cuts((1, 3), "a reason")
+    assert asked == [("llama", config)]
+    # The files have other layers than the engine would make.
+    assert engine.cuts(config, 5) is None
+    # Found out at another time, maybe.
+    unknown = {"model_type": "llama", "hidden_size": 0}
+    assert engine.cuts(unknown, 4) is None
+    assert engine.cuts(unknown, 4) is None
+    assert len(asked) == 3
+    assert engine.cuts({"model_type": "t5"}, 4) is None
+    assert len(asked) == 3
 
 
 def test_neither_the_engine_nor_mlx_is_imported() -> None:

@@ -103,6 +103,21 @@ def test_a_text_model_inside_another_is_what_counts() -> None:
     assert (found.embedding_bytes, found.head_bytes) == (5 + vision, 5 + vision)
 
 
+def test_layers_may_be_numbered_anew_under_a_further_name() -> None:
+    tensors = {
+        **ENDS,
+        **layers("model.layers", 3),
+        **layers("model.kv_reuse_layers", 2, size=5),
+        **layers("vision.blocks", 2, size=7),
+    }
+    found = facts({"num_hidden_layers": 5}, {"m": tensors})
+    assert found.layer_bytes == (10, 11, 12, 5, 6)
+    assert found.files[-1].layers == (0, 1, 2, 3, 4)
+    # Not where the numbers do not add up: layers without weights have none under any name.
+    found = facts({"num_hidden_layers": 6}, {"m": tensors})
+    assert found.layer_bytes == (10, 11, 12, 0, 0, 0)
+
+
 def test_extra_layers_behind_the_last_belong_to_the_last_stage() -> None:
     tensors = {**ENDS, **layers("model.layers", 4), "lm_head.weight": 3}
     found = facts({"num_hidden_layers": 3}, {"m": tensors})

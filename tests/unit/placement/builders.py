@@ -65,7 +65,9 @@ def model(
     head: int = 0,
     tied: int = 0,
     engine_supported: bool = True,
+    cuts: Iterable[int] | None = None,
 ) -> Model:
+    """`cuts`: the layers a stage may begin at; those that the model does not have do not count."""
     layers = tuple(layer_bytes)
     return Model(
         model_id="org/model",
@@ -76,6 +78,8 @@ def model(
         embedding_bytes=embedding,
         head_bytes=head,
         weight_bytes=sum(layers) + embedding + head - tied,
+        cuts=None if cuts is None else frozenset(range(1, len(layers))).intersection(cuts),
+        cut_obstacle="" if cuts is None else "a reason",
     )
 
 

@@ -38,8 +38,17 @@ def cluster(nodes: Mapping[str, int], memory: int = 1000, round_trip: int = 1000
 def models(draw: st.DrawFn, most_layers: int = 7) -> Model:
     layers = tuple(draw(st.lists(st.integers(5, 30), min_size=1, max_size=most_layers)))
     embedding, head = draw(st.integers(0, 20)), draw(st.integers(0, 20))
+    cuts = draw(st.none() | st.sets(st.integers(1, most_layers)))
     return Model(
-        "org/m", "c", "llama", True, layers, embedding, head, sum(layers) + embedding + head
+        "org/m",
+        "c",
+        "llama",
+        True,
+        layers,
+        embedding,
+        head,
+        sum(layers) + embedding + head,
+        cuts=None if cuts is None else frozenset(range(1, len(layers))).intersection(cuts),
     )
 
 

@@ -22,6 +22,8 @@ from services.placement.domain.placement import Placement
 from services.placement.domain.request import PlacementRequest
 from tests.unit.placement.builders import both_ways, cluster, mesh, model, node, one_way, request
 
+WAY = (Sharding.PIPELINE, RingBackend.MLX_RING)
+
 
 def refusal(
     of: Cluster, wanted: Model | None = None, asked: PlacementRequest | None = None
@@ -90,6 +92,64 @@ def test_too_few_layers() -> None:
     refused = refusal(cluster({"a": 500, "b": 500, "c": 500}), model((10, 10)), request(3))
     assert refused.reason is Reason.TOO_FEW_LAYERS
     assert refused.metadata == {"layer_count": "2", "min_node_count": "3"}
+
+
+def test_more_nodes_than_a_model_may_be_cut_for() -> None:
+    nodes = cluster({"a": 500, "b": 600, "c": 500})
+    refused = refusal(nodes, model(embedding=7, cuts=[9]), request(3))
+    assert refused.reason is Reason.CUT_NOT_ALLOWED
+    assert refused.metadata == {
+        "model_id": "org/model",
+        "allowed_cuts": "9",
+        "obstacle": "a reason",
+        "most_stage_count": "2",
+        "min_node_count": "3",
+        "largest_part": "0-8",
+        "needed_bytes": "97",
+        "available_bytes": "600",
+    }
+    assert len(place(nodes, model(cuts=[9]), {}, request(2)).ranks) == 2
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 2, 3)])
+def test_what_fits_only_cut_where_it_may_not_be(cuts: tuple[int, ...]) -> None:
+    nodes = cluster({"a": 70, "b": 70, "c": 70})
+    assert len(place(nodes, model(), {}, request()).ranks) == 2
+    refused = refusal(nodes, model(cuts=cuts))
+    assert refused.reason is Reason.CUT_NOT_ALLOWED
+    assert refused.metadata["allowed_cuts"] == ("1-3" if cuts else "")
+    assert refused.metadata["needed_bytes"] == ("90" if cuts else "120")
+    # What would not fit either way is short of memory.
+    assert refusal(cluster({"a": 30, "b": 30}), model(cuts=cuts)).reason is Reason.NOT_ENOUGH_MEMORY
+    # Split layers are not cut apart.
+    split = replace(model(cuts=cuts), tensor_supported=True, hidden_size=8, key_value_head_count=4)
+    asked = replace(request(), sharding=Sharding.TENSOR)
+    assert len(place(nodes, split, {}, asked).ranks) == 2
+
+
+def test_layer_counts_that_cut_elsewhere() -> None:
+    nodes = cluster({"a": 500, "b": 500})
+    asked = replace(request(required="ab"), min_node_count=2, layer_counts={"a": 4, "b": 8})
+    assert len(place(nodes, model(), {}, asked).ranks) == 2
+    # Turned round it may be cut so.
+    placed = place(nodes, model(cuts=[8]), {}, asked)
+    assert [(rank.node_id, rank.start, rank.end) for rank in placed.ranks] == [
+        ("b", 0, 8),
+        ("a", 8, 12),
+    ]
+    refused = refusal(nodes, model(cuts=[5, 6]), asked)
+    assert refused.reason is Reason.CUT_NOT_ALLOWED
+    assert refused.metadata["allowed_cuts"] == "5-6"
+
+
+def test_a_preview_says_for_each_size_whether_the_cuts_are_in_the_way() -> None:
+    nodes = cluster({"a": 90, "b": 90, "c": 90})
+    shown = preview(nodes, model(cuts=[3]), {}, request(), [WAY])
+    outcomes = [
+        one.outcome.reason if isinstance(one.outcome, ShardringError) else one.node_count
+        for one in shown
+    ]
+    assert outcomes == [Reason.NOT_ENOUGH_MEMORY, 2, Reason.CUT_NOT_ALLOWED]
 
 
 def test_not_enough_memory_names_the_ring_that_comes_closest() -> None:

@@ -66,6 +66,16 @@ def test_the_key_value_cache_counts_with_each_layer() -> None:
     assert split(asked, rooms(80, 159)) is None
 
 
+def test_a_model_is_cut_only_where_it_may_be() -> None:
+    # By memory 4/4/4.
+    assert split(model(cuts=[2, 5, 9]), rooms(100, 100, 100)) == [5, 4, 3]
+    assert split(model(cuts=[2, 5]), rooms(100, 100, 100)) == [2, 3, 7]
+    assert split(model(cuts=[2, 5]), rooms(100, 100, 69)) is None
+    assert split(model(cuts=[2]), rooms(100, 100, 100)) is None
+    assert split(model(cuts=[]), rooms(120)) == [12]
+    assert not fits(model(cuts=[2, 5]), rooms(100, 100, 100), [4, 4, 4])
+
+
 def test_no_split_when_the_sum_fits_but_no_cut_does() -> None:
     assert split(model((70, 70, 70)), rooms(105, 105)) is None
 
@@ -102,13 +112,14 @@ def test_rank_0_is_the_smallest_id_where_nothing_speaks_against_it() -> None:
 
 
 models = st.builds(
-    lambda layers, embedding, head, tied: model(
-        layers, embedding=embedding, head=head, tied=min(embedding, head) if tied else 0
+    lambda layers, embedding, head, tied, cuts: model(
+        layers, embedding=embedding, head=head, tied=min(embedding, head) if tied else 0, cuts=cuts
     ),
     st.lists(st.integers(1, 5), min_size=1, max_size=7),
     st.integers(0, 6),
     st.integers(0, 6),
     st.booleans(),
+    st.none() | st.sets(st.integers(1, 6)),
 )
 
 

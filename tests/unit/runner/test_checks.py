@@ -143,7 +143,6 @@ HELLO = Input(prompt="hello")
         ("top_logprob_count", GenerationRequest(HELLO, top_logprob_count=21)),
         ("choice_count", GenerationRequest(HELLO, choice_count=0)),
         ("choice_count", GenerationRequest(HELLO, choice_count=17)),
-        ("sampling.seed", GenerationRequest(HELLO, Sampling(seed=2**63 - 2), choice_count=3)),
     ],
 )
 def test_an_absurd_request_is_refused(field: str, request_: GenerationRequest) -> None:
@@ -156,7 +155,7 @@ def test_an_absurd_request_is_refused(field: str, request_: GenerationRequest) -
 def test_a_sound_request_passes() -> None:
     check_request(GenerationRequest(HELLO))
     stop = Stop(texts=("é" * 500,) * 16, token_ids=(0, *(2**31 - 1,) * 63), ignore_end_tokens=True)
-    sampling = Sampling(seed=2**63 - 16)
+    sampling = Sampling(seed=2**63 - 1)
     check_request(GenerationRequest(HELLO, sampling, stop, 5, 0, 16))
     check_request(GenerationRequest(HELLO, top_logprob_count=20))
 

@@ -49,6 +49,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Do: Call again once it is back.
     Example: {}
     """
+    ERROR_REASON_NODE_NOT_PROVEN: _ErrorReason.ValueType  # 6
+    """The call speaks for a node that the caller's TLS certificate does not name.
+    PERMISSION_DENIED.
+    Do: Start the node with a certificate of its own: `shardring pki issue --node ID`.
+    Example: {"caller": "studio-2", "method": "ReportNode", "node_id": "0f3a...", "certificate_node_id": "77c1..."}
+    """
+    ERROR_REASON_CALLER_NOT_ALLOWED: _ErrorReason.ValueType  # 7
+    """The call changes something, and the caller's TLS certificate is of nobody who may do so.
+    PERMISSION_DENIED.
+    Do: Use a certificate that the server's `--allow` names, or have it name this one.
+    Example: {"caller": "guest", "method": "StartInstance"}
+    """
     ERROR_REASON_NODE_NOT_FOUND: _ErrorReason.ValueType  # 100
     """No live node has this id. NOT_FOUND.
     Do: See the live nodes with `shardring nodes`.
@@ -221,6 +233,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Do: Call again after the stated delay.
     Example: {"refusal": "NO_RING", "probing_node_ids": "0f3a..."}
     """
+    ERROR_REASON_CUT_NOT_ALLOWED: _ErrorReason.ValueType  # 311
+    """The model's layers may not be cut apart everywhere, and no ring has room for it cut where it
+    may be, in the number of nodes and layers asked for. FAILED_PRECONDITION. `allowed_cuts` are the
+    layers that a stage may begin at, beside layer 0 (empty: none); `needed_bytes` is what the
+    largest part that stays together takes, `available_bytes` what the roomiest node has.
+    Do: Ask for fewer nodes or other layer counts, or for tensor sharding, or free memory on a node.
+    Example: {"model_id": "org/model", "allowed_cuts": "1-7", "obstacle": "later layers use more of earlier ones than the hidden state", "most_stage_count": "8", "min_node_count": "9", "largest_part": "7-15", "needed_bytes": "4294967296", "available_bytes": "2147483648"}
+    """
     ERROR_REASON_INSTANCE_NOT_FOUND: _ErrorReason.ValueType  # 400
     """This node knows no such instance. NOT_FOUND.
     Do: See what runs with `shardring ps`.
@@ -344,6 +364,18 @@ ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 5
 """The server is stopping. UNAVAILABLE.
 Do: Call again once it is back.
 Example: {}
+"""
+ERROR_REASON_NODE_NOT_PROVEN: ErrorReason.ValueType  # 6
+"""The call speaks for a node that the caller's TLS certificate does not name.
+PERMISSION_DENIED.
+Do: Start the node with a certificate of its own: `shardring pki issue --node ID`.
+Example: {"caller": "studio-2", "method": "ReportNode", "node_id": "0f3a...", "certificate_node_id": "77c1..."}
+"""
+ERROR_REASON_CALLER_NOT_ALLOWED: ErrorReason.ValueType  # 7
+"""The call changes something, and the caller's TLS certificate is of nobody who may do so.
+PERMISSION_DENIED.
+Do: Use a certificate that the server's `--allow` names, or have it name this one.
+Example: {"caller": "guest", "method": "StartInstance"}
 """
 ERROR_REASON_NODE_NOT_FOUND: ErrorReason.ValueType  # 100
 """No live node has this id. NOT_FOUND.
@@ -516,6 +548,14 @@ UNAVAILABLE with RetryInfo. `refusal` is the reason as far as is known now; its 
 beside it.
 Do: Call again after the stated delay.
 Example: {"refusal": "NO_RING", "probing_node_ids": "0f3a..."}
+"""
+ERROR_REASON_CUT_NOT_ALLOWED: ErrorReason.ValueType  # 311
+"""The model's layers may not be cut apart everywhere, and no ring has room for it cut where it
+may be, in the number of nodes and layers asked for. FAILED_PRECONDITION. `allowed_cuts` are the
+layers that a stage may begin at, beside layer 0 (empty: none); `needed_bytes` is what the
+largest part that stays together takes, `available_bytes` what the roomiest node has.
+Do: Ask for fewer nodes or other layer counts, or for tensor sharding, or free memory on a node.
+Example: {"model_id": "org/model", "allowed_cuts": "1-7", "obstacle": "later layers use more of earlier ones than the hidden state", "most_stage_count": "8", "min_node_count": "9", "largest_part": "7-15", "needed_bytes": "4294967296", "available_bytes": "2147483648"}
 """
 ERROR_REASON_INSTANCE_NOT_FOUND: ErrorReason.ValueType  # 400
 """This node knows no such instance. NOT_FOUND.

@@ -271,6 +271,7 @@ class Model(_message.Message):
     KEY_VALUE_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     TENSOR_SUPPORTED_FIELD_NUMBER: _builtins.int
     GATED_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The hub's name, "organisation/name"."""
     commit: _builtins.str
@@ -321,6 +322,10 @@ class Model(_message.Message):
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFile]:
         """All files a node needs for the whole model, ordered by name."""
 
+    @_builtins.property
+    def cuts(self) -> Global___Cuts:
+        """Where it may be cut into stages. Absent while no node has found out."""
+
     def __init__(
         self,
         *,
@@ -345,14 +350,47 @@ class Model(_message.Message):
         key_value_bytes_per_token: _builtins.int = ...,
         tensor_supported: _builtins.bool = ...,
         gated: _builtins.bool = ...,
+        cuts: Global___Cuts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_head_count", b"attention_head_count", "commit", b"commit", "context_token_count", b"context_token_count", "embedding_bytes", b"embedding_bytes", "engine_supported", b"engine_supported", "files", b"files", "gated", b"gated", "has_chat_template", b"has_chat_template", "head_bytes", b"head_bytes", "hidden_bytes_per_value", b"hidden_bytes_per_value", "hidden_size", b"hidden_size", "key_value_bytes_per_token", b"key_value_bytes_per_token", "key_value_head_count", b"key_value_head_count", "layer_bytes", b"layer_bytes", "layer_count", b"layer_count", "license", b"license", "model_id", b"model_id", "model_type", b"model_type", "quantization", b"quantization", "tensor_supported", b"tensor_supported", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_head_count", b"attention_head_count", "commit", b"commit", "context_token_count", b"context_token_count", "cuts", b"cuts", "embedding_bytes", b"embedding_bytes", "engine_supported", b"engine_supported", "files", b"files", "gated", b"gated", "has_chat_template", b"has_chat_template", "head_bytes", b"head_bytes", "hidden_bytes_per_value", b"hidden_bytes_per_value", "hidden_size", b"hidden_size", "key_value_bytes_per_token", b"key_value_bytes_per_token", "key_value_head_count", b"key_value_head_count", "layer_bytes", b"layer_bytes", "layer_count", b"layer_count", "license", b"license", "model_id", b"model_id", "model_type", b"model_type", "quantization", b"quantization", "tensor_supported", b"tensor_supported", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Cuts(_message.Message):
+    """Where a model may be cut into stages of whole layers: where nothing but one hidden state goes from
+    the layers before to those after. Found out from the engine's own code and config.json.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
+    obstacle: _builtins.str
+    """What stands against all other cuts, in words; empty when it may be cut anywhere."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Every layer that a stage may begin at, beside layer 0, ascending. All of 1 to `layer_count` - 1:
+        it may be cut anywhere. Empty: nowhere, so that one node must hold all of it.
+        """
+
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        obstacle: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "obstacle", b"obstacle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cuts: _TypeAlias = Cuts  # noqa: Y015
 
 @_typing.final
 class ModelFile(_message.Message):

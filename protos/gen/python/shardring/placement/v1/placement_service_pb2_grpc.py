@@ -55,7 +55,7 @@ class PlacementServiceServicer:
         """Decides. The same request on the same cluster state gets the same answer.
         Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
         NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
-        ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
+        ARCHITECTURE_UNSUPPORTED, CUT_NOT_ALLOWED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
         SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -37,7 +37,7 @@ class PlacementServiceStub:
     """Decides. The same request on the same cluster state gets the same answer.
     Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
     NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
-    ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
+    ARCHITECTURE_UNSUPPORTED, CUT_NOT_ALLOWED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
     SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
     """
     PreviewPlacements: _grpc.UnaryUnaryMultiCallable[_placement_service_pb2.PreviewPlacementsRequest, _placement_service_pb2.PreviewPlacementsResponse]
@@ -55,7 +55,7 @@ class PlacementServiceAsyncStub(PlacementServiceStub):
     """Decides. The same request on the same cluster state gets the same answer.
     Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
     NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
-    ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
+    ARCHITECTURE_UNSUPPORTED, CUT_NOT_ALLOWED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
     SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
     """
     PreviewPlacements: _aio.UnaryUnaryMultiCallable[_placement_service_pb2.PreviewPlacementsRequest, _placement_service_pb2.PreviewPlacementsResponse]  # type: ignore[assignment]
@@ -76,7 +76,7 @@ class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
         """Decides. The same request on the same cluster state gets the same answer.
         Errors: INVALID_FIELD; NO_NODES, REQUIRED_NODE_UNKNOWN, NOT_ENOUGH_NODES, NOT_ENOUGH_MEMORY,
         NO_RING, BACKEND_UNSUPPORTED, TOO_FEW_LAYERS, SHARDING_UNSUPPORTED, NOT_CALIBRATED,
-        ARCHITECTURE_UNSUPPORTED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
+        ARCHITECTURE_UNSUPPORTED, CUT_NOT_ALLOWED, TOPOLOGY_GATHERING, LINKS_NOT_VERIFIED;
         SERVICE_UNAVAILABLE and SERVICE_TIMEOUT naming the service; and GetModel's errors.
         """
 

@@ -341,11 +341,12 @@ class InstanceOptions(_message.Message):
     MAX_CACHE_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     cache_bits: _builtins.int
     """Bits a value of the cache is quantized to: 4 or 8. 0: as the model computes it. Requests are
-    then not batched with each other, as mlx-lm does not batch quantized caches.
+    then not batched with each other, as mlx-lm does not batch quantized caches. A model whose caches
+    cannot be quantized fails to start, with INVALID_FIELD and the reason.
     """
     max_cache_token_count: _builtins.int
-    """At most this many tokens of each sequence are kept, the first four and the latest; for models
-    that bring no kind of cache of their own. 0: all.
+    """Only so many of the latest tokens of each sequence are kept; for models that bring no kind of
+    cache of their own. 0: all. Not together with `cache_bits`.
     """
     def __init__(
         self,
@@ -529,11 +530,13 @@ class StopConditions(_message.Message):
     """Go on at the model's own end tokens."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that end it, however tokens spell them; at most 16 of 1 to 1000 bytes. They are not sent."""
+        """Texts that end it, however tokens spell them; at most 16 of 1 to 1000 bytes. The one that is
+        complete first does. Their text is not sent; tokens that spell them are, and count.
+        """
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end it; at most 64. They are not sent."""
+        """Token ids that end it; at most 64. They are neither sent nor counted."""
 
     def __init__(
         self,
@@ -564,7 +567,9 @@ class TokenLogprob(_message.Message):
     text: _builtins.str
     """Its text, alone; U+FFFD stands where it is only part of a character."""
     logprob: _builtins.float
-    """The natural logarithm of its probability, before temperature and cuts, after penalties."""
+    """The natural logarithm of its probability, before temperature and cuts, after penalties and
+    bias. At least -9999, which stands for a probability of 0.
+    """
     def __init__(
         self,
         *,
