@@ -27,9 +27,9 @@ protoc -I ../../protos -I ../protos --cpp_out=build/generated --grpc_out=build/g
 } >build/api.cc
 FLAGS="-std=c++17 -O0 -Ibuild/generated $(pkg-config --cflags grpc++ protobuf)"
 # shellcheck disable=SC2086
-{
-	${CXX:-g++} $FLAGS -c build/api.cc -o build/api.o &
-	${CXX:-g++} $FLAGS -Wall -Wextra -c client.cc -o build/client.o
-	wait $!
-	${CXX:-g++} build/client.o build/api.o $(pkg-config --libs grpc++ protobuf) -o build/client
-}
+${CXX:-g++} $FLAGS -c build/api.cc -o build/api.o &
+# shellcheck disable=SC2086
+${CXX:-g++} $FLAGS -Wall -Wextra -c client.cc -o build/client.o
+wait $!
+# shellcheck disable=SC2046
+${CXX:-g++} build/client.o build/api.o $(pkg-config --libs grpc++ protobuf) -o build/client

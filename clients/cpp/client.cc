@@ -30,8 +30,8 @@ const char kUsage[] =
   nodes, links                  [--topology HOST:PORT]
   preview MODEL, place MODEL    [--placement HOST:PORT --min-nodes N --headroom-bytes N]
   start INSTANCE MODEL          the same; starts it on the head of the ring
-  generate INSTANCE PROMPT      --node HOST:PORT [--max-tokens N --seed N --cancel-after N];
-                                PROMPT "-" is standard input
+  generate INSTANCE TEXT        --node HOST:PORT [--max-tokens N --seed N --cancel-after N];
+                                TEXT "-" is standard input
   stop INSTANCE                 --node HOST:PORT
   all                           [--timeout SECONDS --keepalive SECONDS --traceparent TEXT]
 )";
@@ -119,7 +119,8 @@ topology::Topology GetTopology() {
 }
 
 int Nodes() {
-  for (const auto& node : GetTopology().nodes()) {
+  const auto known = GetTopology();
+  for (const auto& node : known.nodes()) {
     std::string backends;
     for (int backend : node.backends()) {
       backends += (backends.empty() ? "" : ",") + Name(common::Backend_descriptor(), backend);
@@ -133,7 +134,8 @@ int Nodes() {
 }
 
 int Links() {
-  for (const auto& link : GetTopology().links()) {
+  const auto known = GetTopology();
+  for (const auto& link : known.links()) {
     std::cout << "link " << link.source_node_id() << " " << link.sink_node_id() << " "
               << link.sink_address()
               << " kind=" << Name(topology::InterfaceKind_descriptor(), link.kind())
@@ -258,13 +260,15 @@ int Start(const std::string& instance_id, const std::string& model_id) {
   return ready ? 0 : 1;
 }
 
-int Generate(const std::string& instance_id, std::string prompt) {
-  if (prompt == "-") {
-    prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+int Generate(const std::string& instance_id, std::string text) {
+  if (text == "-") {
+    text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
   }
   runner::GenerateRequest request;
   request.set_instance_id(instance_id);
-  request.mutable_input()->set_prompt(prompt);
+  auto* turn = request.mutable_input()->mutable_messages()->add_messages();
+  turn->set_role("user");
+  turn->set_content(text);
   request.set_max_token_count(static_cast<int32_t>(numbers["max-tokens"]));
   if (seed) request.mutable_sampling()->set_seed(*seed);
 

@@ -27,8 +27,8 @@ const usage = `usage: client COMMAND [ARGUMENT...] [--OPTION VALUE...]
   nodes, links                  [--topology HOST:PORT]
   preview MODEL, place MODEL    [--placement HOST:PORT --min-nodes N --headroom-bytes N]
   start INSTANCE MODEL          the same; starts it on the head of the ring
-  generate INSTANCE PROMPT      --node HOST:PORT [--max-tokens N --seed N --cancel-after N];
-                                PROMPT "-" is standard input
+  generate INSTANCE TEXT        --node HOST:PORT [--max-tokens N --seed N --cancel-after N];
+                                TEXT "-" is standard input
   stop INSTANCE                 --node HOST:PORT
   all                           [--timeout SECONDS --keepalive SECONDS --traceparent TEXT]
 `
@@ -298,14 +298,16 @@ func (c *client) start(words []string) error {
 }
 
 func (c *client) generate(words []string) error {
-	prompt := words[1]
-	if prompt == "-" {
+	text := words[1]
+	if text == "-" {
 		read, err := io.ReadAll(os.Stdin)
 		if err != nil {
 			return err
 		}
-		prompt = string(read)
+		text = string(read)
 	}
+	turns := &runnerv1.ChatMessages{
+		Messages: []*runnerv1.ChatMessage{{Role: "user", Content: text}}}
 	channel, err := c.dial(c.texts["node"])
 	if err != nil {
 		return err
@@ -316,7 +318,7 @@ func (c *client) generate(words []string) error {
 	stream, err := runnerv1.NewInstanceServiceClient(channel).Generate(
 		ctx, &runnerv1.GenerateRequest{
 			InstanceId:    words[0],
-			Input:         &runnerv1.GenerationInput{Input: &runnerv1.GenerationInput_Prompt{Prompt: prompt}},
+			Input:         &runnerv1.GenerationInput{Input: &runnerv1.GenerationInput_Messages{Messages: turns}},
 			MaxTokenCount: int32(c.numbers["max-tokens"]),
 			Sampling:      &runnerv1.Sampling{Seed: c.seed},
 		})

@@ -13,6 +13,8 @@ import dev.shardring.placement.v1.PlaceRequest;
 import dev.shardring.placement.v1.Preview;
 import dev.shardring.placement.v1.PreviewPlacementsRequest;
 import dev.shardring.placement.v1.RankAssignment;
+import dev.shardring.runner.v1.ChatMessage;
+import dev.shardring.runner.v1.ChatMessages;
 import dev.shardring.runner.v1.Completion;
 import dev.shardring.runner.v1.GenerateRequest;
 import dev.shardring.runner.v1.GenerateResponse;
@@ -62,9 +64,9 @@ public final class Client {
           + "  preview MODEL, place MODEL    [--placement HOST:PORT --min-nodes N"
           + " --headroom-bytes N]\n"
           + "  start INSTANCE MODEL          the same; starts it on the head of the ring\n"
-          + "  generate INSTANCE PROMPT      --node HOST:PORT [--max-tokens N --seed N"
+          + "  generate INSTANCE TEXT        --node HOST:PORT [--max-tokens N --seed N"
           + " --cancel-after N];\n"
-          + "                                PROMPT \"-\" is standard input\n"
+          + "                                TEXT \"-\" is standard input\n"
           + "  stop INSTANCE                 --node HOST:PORT\n"
           + "  all                           [--timeout SECONDS --keepalive SECONDS"
           + " --traceparent TEXT]";
@@ -93,8 +95,8 @@ public final class Client {
 
   private int run(String[] arguments) throws IOException {
     List<String> words = parse(arguments);
-    String command = words.isEmpty() ? "" : words.get(0);
-    if (ARGUMENT_COUNTS.getOrDefault(command, -1) != words.size() - 1) {
+    if (words.isEmpty()
+        || ARGUMENT_COUNTS.getOrDefault(words.get(0), -1) != words.size() - 1) {
       err.println(USAGE);
       return 2;
     }
@@ -304,10 +306,11 @@ public final class Client {
     return ready ? 0 : 1;
   }
 
-  private int generate(String instanceId, String prompt) throws IOException {
-    if (prompt.equals("-")) {
-      prompt = new String(System.in.readAllBytes(), StandardCharsets.UTF_8);
+  private int generate(String instanceId, String text) throws IOException {
+    if (text.equals("-")) {
+      text = new String(System.in.readAllBytes(), StandardCharsets.UTF_8);
     }
+    ChatMessage turn = ChatMessage.newBuilder().setRole("user").setContent(text).build();
     Sampling.Builder sampling = Sampling.newBuilder();
     if (numbers.get("seed") != null) {
       sampling.setSeed(numbers.get("seed"));
@@ -315,7 +318,9 @@ public final class Client {
     GenerateRequest request =
         GenerateRequest.newBuilder()
             .setInstanceId(instanceId)
-            .setInput(GenerationInput.newBuilder().setPrompt(prompt))
+            .setInput(
+                GenerationInput.newBuilder()
+                    .setMessages(ChatMessages.newBuilder().addMessages(turn)))
             .setMaxTokenCount(numbers.get("max-tokens").intValue())
             .setSampling(sampling)
             .build();

@@ -33,8 +33,8 @@ const USAGE = `usage: client COMMAND [ARGUMENT...] [--OPTION VALUE...]
   nodes, links                  [--topology HOST:PORT]
   preview MODEL, place MODEL    [--placement HOST:PORT --min-nodes N --headroom-bytes N]
   start INSTANCE MODEL          the same; starts it on the head of the ring
-  generate INSTANCE PROMPT      --node HOST:PORT [--max-tokens N --seed N --cancel-after N];
-                                PROMPT "-" is standard input
+  generate INSTANCE TEXT        --node HOST:PORT [--max-tokens N --seed N --cancel-after N];
+                                TEXT "-" is standard input
   stop INSTANCE                 --node HOST:PORT
   all                           [--timeout SECONDS --keepalive SECONDS --traceparent TEXT]`;
 const COMMANDS = {
@@ -195,11 +195,12 @@ async function start(instanceId, modelId) {
   return ready ? 0 : 1;
 }
 
-async function generate(instanceId, prompt) {
+async function generate(instanceId, text) {
+  const content = text === "-" ? readFileSync(0, "utf8") : text;
   const client = connect(runner.v1.InstanceService, options.node);
   const request = {
     instance_id: instanceId,
-    input: { prompt: prompt === "-" ? readFileSync(0, "utf8") : prompt },
+    input: { messages: { messages: [{ role: "user", content }] } },
     max_token_count: Number(options["max-tokens"]),
     sampling: options.seed ? { seed: options.seed } : {},
   };

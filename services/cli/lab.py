@@ -134,7 +134,9 @@ class Lab:
             *("--downloads", str(downloads.address)),
         )
 
-    async def start_node(self, name: str, *, memory_gb: float = 1.0) -> LabProcess:
+    async def start_node(
+        self, name: str, *, memory_gb: float = 1.0, environment: Mapping[str, str] | None = None
+    ) -> LabProcess:
         """Start a node with a data folder and a model cache of its own."""
         home = self.folder / name
         return await self.start(
@@ -148,6 +150,7 @@ class Lab:
                 "HF_ENDPOINT": f"http://{self.address('hub')}",
                 "HF_HUB_OFFLINE": "0",
                 "HF_TOKEN": "",
+                **(environment or {}),
             },
         )
 

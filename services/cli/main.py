@@ -23,12 +23,12 @@ COMMANDS = {
     "serve": Lazy(
         None,
         "Run one of the cluster's services.",
-        "shardring serve topology --listen 0.0.0.0:52410",
+        "shardring serve topology --listen 0.0.0.0:52410 --insecure",
         {
             "topology": Lazy(
                 "services.topology.__main__:main",
                 "Track which nodes are alive and which links join them.",
-                "shardring serve topology --listen 0.0.0.0:52410",
+                "shardring serve topology --listen 0.0.0.0:52410 --insecure",
             ),
             "placement": Lazy(
                 "services.placement.__main__:main",
@@ -38,12 +38,12 @@ COMMANDS = {
             "downloads": Lazy(
                 "services.downloads.__main__:main",
                 "Know what is on which node's disk, and have nodes fetch.",
-                "shardring serve downloads --listen 0.0.0.0:52412",
+                "shardring serve downloads --listen 0.0.0.0:52412 --insecure",
             ),
             "hub": Lazy(
                 f"{_IN}.hub:hub",
                 "Serve a folder of models to nodes without internet.",
-                "shardring serve hub models --listen 0.0.0.0:52490",
+                "shardring serve hub models --listen 0.0.0.0:52490 --insecure",
             ),
         },
     ),
@@ -70,7 +70,7 @@ COMMANDS = {
     "node": Lazy(
         f"{_IN}.node:node",
         "Run this machine's node.",
-        "shardring node --join studio-1 --listen 0.0.0.0:52420",
+        "shardring node --join studio-1 --listen 0.0.0.0:52420 --insecure",
     ),
     "nodes": Lazy(f"{_IN}.nodes:nodes", "Show the machines of the cluster.", "shardring nodes"),
     "links": Lazy(
@@ -80,6 +80,11 @@ COMMANDS = {
         f"{_IN}.doctor:doctor",
         "Say what is wrong with the cluster's network.",
         "shardring doctor",
+    ),
+    "health": Lazy(
+        f"{_IN}.health:health",
+        "Say whether a service, node or gateway serves.",
+        "shardring health 127.0.0.1:52420",
     ),
     "models": Lazy(
         f"{_IN}.models:models",

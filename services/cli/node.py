@@ -48,7 +48,7 @@ from services.topology.agent.bursts import BurstGate
 from services.topology.agent.identity import held_identity
 from services.topology.agent.report import MemoryRules
 from services.topology.agent.rpc import identity_registration
-from services.topology.domain.addresses import parsed
+from services.topology.domain.addresses import IpNetwork, network_of, parsed
 from services.topology.domain.model import Link, Speed
 
 
@@ -81,6 +81,12 @@ class NodeOptions(ServerOptions):
         "Port where other nodes get models from this node's disk, on the host of --listen. 0: the "
         "tenth after the port of --listen, or any free one when that is taken.",
         env="SHARDRING_HUB_PORT",
+    )
+    ring_network: tuple[str, ...] = option(
+        (),
+        "Network, such as 10.9.0.0/24, over which rings are made and models come from other nodes; "
+        "addresses in others are for calls alone. May be given several times. If never: all.",
+        env="SHARDRING_RING_NETWORK",
     )
     name: str = option("", "Name shown to people. Empty: the host name.", env="SHARDRING_NAME")
     data_dir: str = option(
@@ -143,6 +149,7 @@ async def run_node(options: NodeOptions) -> None:
         raise invalid_field("parallel_files", options.parallel_files, expected)
     if not 0 <= options.hub_port <= MAX_PORT:
         raise invalid_field("hub_port", options.hub_port, f"0 to {MAX_PORT}")
+    networks = ring_networks(options.ring_network)
     check_listen(listen, security)
     named = named_services(options)
     stopped = asyncio.create_task(until_stopped(), name="until stopped")
@@ -188,6 +195,7 @@ async def run_node(options: NodeOptions) -> None:
                 address,
                 options.name,
                 options.lab,
+                networks,
                 memory,
                 gate,
                 lambda: speed_of(calibrator.calibration),
@@ -259,6 +267,17 @@ def check_certificate(security: Security, node_id: str) -> None:
         f"{security.tls.cert} names {named}, and this is node {node_id}. Issue a certificate for "
         f"it where the cluster's CA is kept: shardring pki issue --node {node_id}"
     )
+
+
+def ring_networks(texts: Iterable[str]) -> tuple[IpNetwork, ...]:
+    """Return the networks over which rings may be made. Raises INVALID_FIELD for what is none."""
+    networks = []
+    for text in texts:
+        network = network_of(text)
+        if network is None:
+            raise invalid_field("ring_network", text, "a network, such as 10.9.0.0/24")
+        networks.append(network)
+    return tuple(networks)
 
 
 def speed_of(calibration: Calibration | None) -> Speed:

@@ -3,7 +3,6 @@
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -114,18 +113,9 @@ def issue_certificate(
     if not wish.is_client:
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     issuer = authority.certificate
-    ends = min(
-        datetime.now(UTC) + timedelta(days=wish.days),
-        issuer.not_valid_after_utc,
-    )
-    certificate = (
-        _builder(_named(wish.name), issuer.subject, public, wish.days)
-        ._replace_end(ends)
-        if False
-        else _builder(_named(wish.name), issuer.subject, public, wish.days, latest=ends)
-    )
     signed = (
-        certificate.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        _builder(_named(wish.name), issuer.subject, public, wish.days, issuer.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .add_extension(x509.SubjectAlternativeName(_alternatives(wish)), critical=False)
@@ -142,3 +132,140 @@ def issue_certificate(
         raise invalid_field("folder", CA_CERT, "a certificate authority's own files") from error
     paths = (folder / f"{wish.name}.crt", folder / f"{wish.name}.key")
     return _written(*paths, signed, key, replace=replace)
+
+
+def readable(certificate: x509.Certificate) -> str:
+    """Return what a certificate says, on one line, for people."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        said = []
+    else:
+        said = [str(name.value) for name in names]
+    until = f"until {certificate.not_valid_after_utc:%Y-%m-%d}"
+    return ", ".join((certificate.subject.rfc4514_string(), *said, until))
+
+
+def _alternatives(wish: Wish) -> list[x509.GeneralName]:
+    """Return whom a certificate names, beside its subject."""
+    if wish.is_client:
+        return [x509.UniformResourceIdentifier(f"shardring://client/{wish.name}")]
+    names: list[x509.GeneralName] = []
+    if wish.node_id:
+        names.append(x509.UniformResourceIdentifier(node_uri(wish.node_id)))
+        names.append(x509.DNSName(node_host(wish.node_id)))
+    else:
+        names.append(x509.UniformResourceIdentifier(f"shardring://service/{wish.name}"))
+    for host in dict.fromkeys((*wish.hosts, "localhost", "127.0.0.1", "::1")):
+        names.append(_host(host))
+    return names
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        if not _HOST.fullmatch(text):
+            raise invalid_field("host", text, "a host name or an IP address, no port") from None
+        return x509.DNSName(text)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    latest: datetime | None = None,
+) -> x509.CertificateBuilder:
+    """Return a certificate that ends after so many days, at `latest` at the latest."""
+    now = datetime.now(UTC)
+    ends = now + timedelta(days=days)
+    if latest is not None and latest <= now:
+        raise ShardringError(
+            Reason.INVALID_FIELD,
+            f"The certificate authority expired on {latest:%Y-%m-%d}. Make a new one with "
+            "shardring pki init --replace, and issue all certificates anew.",
+            metadata={"field": "folder", "value": CA_CERT, "expected": "one that is valid"},
+        )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(ends if latest is None else min(ends, latest))
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _written(
+    cert_path: Path,
+    key_path: Path,
+    certificate: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    replace: bool,
+) -> tuple[Path, Path]:
+    """Write both files, each whole or not at all; the key is its owner's only, from the start."""
+    for path in (cert_path, key_path):
+        if path.exists() and not replace:
+            raise ShardringError(
+                Reason.INVALID_FIELD,
+                f"{path} is there already. Say --replace to write another one in its place.",
+                metadata={"field": "out", "value": str(path), "expected": "a file not there yet"},
+            )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    try:
+        for path in (cert_path, key_path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(key_path, secret, 0o600)
+        _write(cert_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    except OSError as error:
+        raise ShardringError(
+            Reason.INVALID_FIELD,
+            f"Cannot write {error.filename or cert_path}: {error.strerror}.",
+            metadata={"field": "out", "value": str(cert_path.parent), "expected": "a folder"},
+        ) from error
+    return cert_path, key_path
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def _check_name(field: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise invalid_field(field, name, "1 to 63 letters, digits, and . _ @ - after the first")
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= CA_DAYS:
+        raise invalid_field("days", days, f"1 to {CA_DAYS}")

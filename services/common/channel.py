@@ -184,9 +184,7 @@ class Remote:
             details = error.details() or ""
             if self._tls and self._node_id and names_another(details):
                 return await wrong_node(self._addresses, self._tls, self._node_id)
-            why = await explanation(
-                details, self._addresses, self._tls, ask=not self._answered
-            )
+            why = await explanation(details, self._addresses, self._tls, ask=not self._answered)
         return error_from_rpc(error, service=self.service, address=self.address, why=why)
 
     async def close(self, grace_seconds: float | None = None) -> None:

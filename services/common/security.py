@@ -97,7 +97,7 @@ def security_of(options: TlsOptions) -> Security:
     if not all(paths):
         raise _refused("tls_cert", "TLS takes all three of")
     tls = Tls(*(Path(path).expanduser() for path in paths))
-    tls.pair()
+    tls.check_time()
     return Security(tls, insecure, allowed)
 
 

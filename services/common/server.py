@@ -18,7 +18,7 @@ from services.common.addresses import HostPort
 from services.common.channel import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
 from services.common.errors import ShardringError
 from services.common.interceptors import ErrorInterceptor, StreamInterceptor
-from services.common.security import Security, current_security
+from services.common.security import Security, current_security, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,10 @@ async def start_server(
             "Choose another with --listen."
         ) from error
     await server.start()
-    logger.info("Serving %s on %s", ", ".join(names), HostPort(listen.host, port))
+    address = HostPort(listen.host, port)
+    logger.info("Serving %s on %s%s", ", ".join(names), address, " with TLS" * bool(security.tls))
+    if security.tls is None and not is_loopback(listen.host):
+        logger.warning("In the clear: whoever reaches %s can do everything", address)
     return Server(server, health_servicer, port)
 
 

@@ -5,6 +5,8 @@ host name, under which callers look for it wherever it is dialled. Whoever conne
 learns in the handshake that it is the one that is meant; its addresses need not be in it.
 """
 
+from __future__ import annotations
+
 import functools
 import logging
 import ssl
@@ -13,11 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-import grpc
-from cryptography import x509
+from typing import TYPE_CHECKING
 
 from services.common.errors import Reason, ShardringError
+
+# What runs without TLS, or only for a moment, need not wait for these.
+if TYPE_CHECKING:
+    import grpc
+    from cryptography import x509
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +73,16 @@ class Tls:
         """Return what the files hold. Raises INVALID_FIELD when they are of no use, naming why."""
         return _read(self)
 
+    def check_time(self) -> None:
+        """Raise INVALID_FIELD when the certificate's time is over, or has not come."""
+        certificate, now = self.pair().certificate, datetime.now(UTC)
+        if now > certificate.not_valid_after_utc:
+            ended = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+            raise _useless("tls_cert", self.cert, f"{ended}. Issue a new one: shardring pki issue")
+        if now < certificate.not_valid_before_utc:
+            begins = f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC only"
+            raise _useless("tls_cert", self.cert, f"{begins}. Is this machine's clock right?")
+
     @property
     def node_ids(self) -> tuple[str, ...]:
         """The nodes for which this certificate speaks: one, or none."""
@@ -75,11 +90,15 @@ class Tls:
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return what a client shows and whom it trusts."""
+        import grpc
+
         pair = self.pair()
         return grpc.ssl_channel_credentials(pair.authorities, pair.key, pair.certificates)
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return what a server shows; it takes no client without a certificate of the CA."""
+        import grpc
+
         renewed = _Renewed(self)
         first = _configuration(self.pair())
         return grpc.dynamic_ssl_server_credentials(
@@ -146,6 +165,8 @@ class _Renewed:
 
 
 def _configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
+    import grpc
+
     return grpc.ssl_server_certificate_configuration(
         [(pair.key, pair.certificates)], pair.authorities
     )
@@ -171,6 +192,8 @@ def _read(tls: Tls) -> Pair:
 @functools.lru_cache(maxsize=8)
 def _read_at(tls: Tls, _stamp: Stamp) -> Pair:
     """Read and check the files. Channels are made often, of files that rarely change."""
+    from cryptography import x509
+
     texts = [_bytes(f"tls_{name}", getattr(tls, name)) for name in ("cert", "key", "ca")]
     try:
         certificate = x509.load_pem_x509_certificate(texts[0])
@@ -180,10 +203,6 @@ def _read_at(tls: Tls, _stamp: Stamp) -> Pair:
         x509.load_pem_x509_certificates(texts[2])
     except ValueError as error:
         raise _useless("tls_ca", tls.ca, "holds no certificate in PEM") from error
-    now = datetime.now(UTC)
-    if now > certificate.not_valid_after_utc:
-        ended = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-        raise _useless("tls_cert", tls.cert, f"{ended}. Issue a new one: shardring pki issue")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         # A pass phrase would be asked for on the terminal, where nobody is.
@@ -210,6 +229,8 @@ def _useless(field: str, path: Path, why: str) -> ShardringError:
 
 
 def _uris(certificate: x509.Certificate) -> list[str]:
+    from cryptography import x509
+
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:

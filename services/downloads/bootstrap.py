@@ -6,7 +6,7 @@ from services.common.addresses import HostPort, parse_host_port
 from services.common.logs import start_logging
 from services.common.options import option
 from services.common.security import ServerOptions, use_security
-from services.common.server import announce, start_server, until_stopped
+from services.common.server import announce, check_listen, start_server, until_stopped
 from services.common.telemetry import start_telemetry
 from services.downloads.app import Downloads
 from services.downloads.fleet import Fleet
@@ -35,9 +35,10 @@ class DownloadsOptions(ServerOptions):
 async def serve(options: DownloadsOptions) -> None:
     """Serve until the process is told to stop. It needs nothing but workers that attach."""
     start_logging(options.log_level)
-    use_security(options)
-    telemetry = start_telemetry("shardring-downloads")
+    security = use_security(options)
     listen = parse_host_port(options.listen)
+    check_listen(listen, security)
+    telemetry = start_telemetry("shardring-downloads")
     watchers = Watchers()
     fleet = Fleet(watchers)
     servicer = DownloadsServicer(Downloads(fleet, watchers), fleet)

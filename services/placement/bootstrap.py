@@ -8,7 +8,7 @@ from services.common.channel import Remote
 from services.common.logs import start_logging
 from services.common.options import option
 from services.common.security import ServerOptions, use_security
-from services.common.server import Registration, announce, start_server, until_stopped
+from services.common.server import Registration, announce, check_listen, start_server, until_stopped
 from services.common.telemetry import start_telemetry
 from services.placement.adapters.downloads import DownloadsClient
 from services.placement.adapters.topology import TopologyClient
@@ -43,10 +43,11 @@ class PlacementOptions(ServerOptions):
 async def serve(options: PlacementOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ListenError, or ShardringError for a bad address."""
     start_logging(options.log_level)
-    use_security(options)
+    security = use_security(options)
     listen, topology_address, downloads_address = (
         parse_host_port(text) for text in (options.listen, options.topology, options.downloads)
     )
+    check_listen(listen, security)
     stopped = asyncio.create_task(until_stopped(), name="until stopped")
     provider = start_telemetry("shardring-placement")
     topology = Remote("topology", [topology_address])

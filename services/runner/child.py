@@ -8,6 +8,7 @@ gone. A third prepares inputs: long ones, and odd templates, take their time.
 
 import argparse
 import ctypes
+import faulthandler
 import logging
 import os
 import queue
@@ -93,14 +94,17 @@ class Child:
                 with self._span("ring init"):
                     self._engine.connect(command.rank, command.hosts)
                 self._send(Connected())
+                logger.info("Connected.")
             case Load():
                 with self._span("load"):
                     memory = self._engine.load(command)
                 self._send(Loaded(memory))
+                logger.info("Loaded %d bytes.", memory)
             case WarmUp():
                 with self._span("warm-up"):
                     memory, step_seconds = self._engine.warm_up()
                 self._send(Ready(memory, self._engine.has_chat_template, step_seconds))
+                logger.info("Ready: the warm-up took %.2f s.", step_seconds)
                 self._engine.serve()
 
     def _span(self, name: str) -> AbstractContextManager[Span]:
@@ -177,6 +181,8 @@ def main() -> None:
     parser.add_argument("--node", required=True)
     arguments = parser.parse_args()
     _die_with_parent()
+    # A crash inside MLX leaves its stack in the log, which is kept with the instance.
+    faulthandler.enable(all_threads=False)
     start_logging("info")
     provider = start_telemetry(
         "shardring-shard",

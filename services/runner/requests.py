@@ -150,7 +150,11 @@ class Requests:
                         left -= 1
                     yield item
         except ShardringError as error:
-            self._metrics.request_ended(error_type=error.reason, is_chat=call.is_chat)
+            self._metrics.request_ended(
+                error_type=error.reason,
+                is_chat=call.is_chat,
+                duration_s=time.perf_counter() - call.arrived,
+            )
             raise
         finally:
             for name in names:

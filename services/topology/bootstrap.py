@@ -11,7 +11,7 @@ from services.common.errors import invalid_field
 from services.common.logs import start_logging
 from services.common.options import option
 from services.common.security import ServerOptions, use_security
-from services.common.server import announce, start_server, until_stopped
+from services.common.server import announce, check_listen, start_server, until_stopped
 from services.common.telemetry import start_telemetry
 from services.topology.agent.interfaces import InterfaceReader, advertised_hosts
 from services.topology.app import TopologyApp
@@ -59,8 +59,9 @@ class TopologyOptions(ServerOptions):
 async def serve(options: TopologyOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ListenError, and INVALID_FIELD for a bad option."""
     start_logging(options.log_level)
-    use_security(options)
+    security = use_security(options)
     listen = parse_host_port(options.listen)
+    check_listen(listen, security)
     if not 0.1 <= options.heartbeat_seconds <= 60:
         raise invalid_field("heartbeat_seconds", options.heartbeat_seconds, "0.1 to 60")
     check_cluster_name(options.cluster_name)

@@ -63,8 +63,9 @@ async def measure(folder: Path, hub: Path) -> Report:
     )
     for cache in ("cold", "warm"):
         loads, reads = [], []
+        disturbed = False
         for turn in range(_ROUNDS):
-            await until_quiet(_WAIT_SECONDS)
+            disturbed |= not await until_quiet(_WAIT_SECONDS)
             for side in ("load", "read") if turn % 2 else ("read", "load"):
                 await asyncio.to_thread(_prepare_cache, extents, cache == "warm")
                 if side == "load":
@@ -82,8 +83,9 @@ async def measure(folder: Path, hub: Path) -> Report:
         )
         name = f"loading.{cache}"
         speed_bar = SPEED_BAR if cache == "cold" else None
+        unit = "of reading the same bytes"
         report.figures.append(
-            Figure(f"{name}.speed", ratio.median, "of reading the same bytes", speed_bar)
+            Figure(f"{name}.speed", ratio.median, unit, speed_bar, disturbed=disturbed)
         )
         report.figures.append(Figure(f"{name}.peak", peak.high, "of its layers' bytes", MEMORY_BAR))
     report.tables.append(shown)

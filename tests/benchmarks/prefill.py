@@ -37,9 +37,9 @@ async def measure(folder: Path, hub: Path) -> Report:
         async def ask(head: Remote, turn: int) -> Run:
             return await generate_all(head, INSTANCE_ID, [prompt(_PROMPT_TOKENS, turn)], 2)
 
-        for head in heads:
-            await ask(head, _WARM_UP_TURN)
         try:
+            for head in heads:
+                await generate_all(head, INSTANCE_ID, [prompt(32, _WARM_UP_TURN)], 2)
             compared = await compare(
                 f"{len(_CUTS) - 1} ranks, a prompt of {_PROMPT_TOKENS} tokens",
                 lambda turn: ask(heads[0], turn),

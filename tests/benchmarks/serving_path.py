@@ -20,12 +20,14 @@ from shardring.runner.v1 import instance_service_pb2, runner_pb2
 from shardring.runner.v1.instance_service_pb2_grpc import InstanceServiceStub
 from tests.benchmarks.measure import spread
 from tests.benchmarks.models import TINY_FACTS
+from tests.benchmarks.quiet import until_quiet
 from tests.benchmarks.report import Bar, Figure, Report, table
 from tests.benchmarks.runners import INSTANCE_ID, running
 
 # By number of streams: the least tokens per second of all together, and tokens of each.
 _CASES = {1: (Bar(">=", 5_000), 50_000), 50: (Bar(">=", 20_000), 3_000)}
 _ROUNDS = 3
+_WAIT_SECONDS = 15.0
 # A pace that no ring of these machines reaches, and how many tokens are looked at.
 _PACE, _PACED_COUNT = 500, 1_500
 
@@ -48,7 +50,7 @@ async def measure(folder: Path, hub: Path) -> Report:
         "streams",
         "tokens/s",
         "tokens a message",
-        "slowest first token, ms",
+        "slowest first token, s",
         "% of a core: node, shard, clients",
     )
     async with running(hub / TINY_FACTS, [0, 8], "tests.benchmarks.fast_child") as ring:
@@ -57,29 +59,30 @@ async def measure(folder: Path, hub: Path) -> Report:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ring.port}") as channel:
             await _run(channel, processes, 1, 1_000)
             for streams, (bar, token_count) in _CASES.items():
-                rounds = [
-                    await _run(channel, processes, streams, token_count) for _ in range(_ROUNDS)
-                ]
+                rounds, disturbed = [], False
+                for _ in range(_ROUNDS):
+                    disturbed |= not await until_quiet(_WAIT_SECONDS)
+                    rounds.append(await _run(channel, processes, streams, token_count))
                 rate = spread([one.tokens_per_second for one in rounds])
-                size = spread([one.tokens_per_message for one in rounds])
-                first = spread([one.first_token_seconds * 1000 for one in rounds])
-                shares = [
-                    spread(list(each)).median
-                    for each in zip(*(r.shares for r in rounds), strict=True)
-                ]
+                first = spread([one.first_token_seconds for one in rounds])
                 shown.add_row(
                     str(streams),
                     f"{rate:,.0f}",
-                    f"{size:.1f}",
-                    f"{first:.1f}",
-                    ", ".join(f"{share:.0f}" for share in shares),
+                    f"{spread([one.tokens_per_message for one in rounds]):.1f}",
+                    f"{first:.3f}",
+                    _median_shares(rounds),
                 )
                 name = f"serving.{streams}"
-                report.figures.append(Figure(name, rate.median, "tokens/s", bar))
-                report.figures.append(Figure(f"{name}.first_token", first.median / 1000, "s"))
+                report.figures.append(Figure(name, rate.median, "tokens/s", bar, disturbed))
+                report.figures.append(Figure(f"{name}.first_token", first.median, "s"))
             report.figures.extend(await _paced(channel, node))
     report.tables.append(shown)
     return report
+
+
+def _median_shares(rounds: list[_Seen]) -> str:
+    by_process = zip(*(one.shares for one in rounds), strict=True)
+    return ", ".join(f"{statistics.median(shares):.0f}" for shares in by_process)
 
 
 async def _paced(channel: grpc.aio.Channel, node: psutil.Process) -> list[Figure]:

@@ -57,7 +57,7 @@ LANGUAGES = {
         "Go",
         "clients/go/build/client",
         (
-            *("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc"),
+            *("go", "gcc", "protoc", "protoc-gen-go", "protoc-gen-go-grpc"),
             *(f"/usr/share/gocode/src/{source}" for source in GO_SOURCES),
         ),
     ),
@@ -86,10 +86,15 @@ def clone(folder: Path) -> Path:
 
 
 def build(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Build in a clone, all at once. Returns for each language that failed what it printed."""
+    """Run the page's first command for each language in a clone, all at once.
+
+    Returns what those printed that failed, by language.
+    """
     running = {
         name: subprocess.Popen(
-            [folder / "clients" / name / "build.sh"],
+            LANGUAGES[name].commands.splitlines()[0],
+            shell=True,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -87,7 +87,10 @@ def topology(names: list[str]) -> topology_pb2.Topology:
             node.backends.append(FUTURE)  # type: ignore[arg-type]
             with_unknown(node)
     made.links.add(
-        source_node_id="n0", sink_node_id="n1", sink_address="fd00::7", kind=FUTURE # type: ignore[arg-type]
+        source_node_id="n0",
+        sink_node_id="n1",
+        sink_address="fd00::7",
+        kind=FUTURE,
     )
     made.links.add(
         source_node_id="n1",
@@ -144,7 +147,7 @@ class Placement(PlacementServiceServicer):
         response.previews.add(
             node_count=1,
             sharding=common_pb2.SHARDING_PIPELINE,
-            ring_backend=FUTURE, # type: ignore[arg-type]
+            ring_backend=FUTURE,
             placement=self.placement(request.model_id),
         )
         response.previews.add(
@@ -179,7 +182,7 @@ class Instances(InstanceServiceServicer):
             await self._forever()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Answer `TEXT` in parts; "endless" goes on, "silent" says nothing, "quiet" says it late."""
+        """Answer `TEXT` in parts. "endless" goes on, "silent" never begins, "quiet" begins late."""
         self.seen.note(request, context)
         if request.instance_id == "silent":
             self.seen.quiet.release()
@@ -187,18 +190,17 @@ class Instances(InstanceServiceServicer):
         if request.instance_id == "quiet":
             self.seen.quiet.release()
             await self.seen.release.wait()
-        while True:
+        try:
             for char in TEXT:
                 yield instance_service_pb2.GenerateResponse(text=char, token_ids=[ord(char)])
-            if request.instance_id != "endless":
-                break
-            try:
+            while request.instance_id == "endless":
+                yield instance_service_pb2.GenerateResponse(text="…")
                 await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                self.seen.ended.put_nowait("cancelled")
-                raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self.seen.ended.put_nowait("cancelled")
+            raise
         completion = runner_pb2.Completion(
-            finish_reason=FUTURE, # type: ignore[arg-type]
+            finish_reason=FUTURE,  # type: ignore[arg-type]
             prompt_token_count=2**31 - 1,
             completion_token_count=len(TEXT),
         )
@@ -226,7 +228,8 @@ class Scripted:
 async def scripted() -> AsyncIterator[Scripted]:
     """Serve the three services on one port, as Shardring's servers are built."""
     seen = Seen()
-    topology_, placement = Topology(seen), Placement(seen)
+    topology_, placement = Topology(seen), Placement(seen)  # type: ignore[abstract]
+    instances = Instances(seen)  # type: ignore[abstract]
     server = await start_server(
         HostPort("127.0.0.1", 0),
         [
@@ -240,7 +243,7 @@ async def scripted() -> AsyncIterator[Scripted]:
             ),
             Registration(
                 "shardring.runner.v1.InstanceService",
-                lambda s: add_InstanceServiceServicer_to_server(Instances(seen), s),
+                lambda s: add_InstanceServiceServicer_to_server(instances, s),
             ),
         ],
     )

@@ -27,7 +27,7 @@ from tests.contract.runner_lab import free_ports
 
 RING_SIZES = (2, 3)
 TENSOR_SIZES = (2, 4)
-_TASK_SECONDS = 120.0
+_TASK_SECONDS = 300.0
 # How what is said begins where something went wrong that is no refusal.
 _FAULTS = ("a rank died", "logits", "lanes")
 
@@ -124,6 +124,7 @@ class Comparison:
     async def verdict(self, name: str, config: dict[str, Any]) -> tuple[str, bool]:
         """Return what came of an architecture, and whether that is as it should be."""
         folder = self._folder / name
+        self._apart = False
         try:
             made = make_model(config, folder)
             expected = await self._expected(folder, made.layer_count)
@@ -139,8 +140,8 @@ class Comparison:
                 tokens = mx.argmax(expected, axis=-1)
                 split.append((size, await self._split_on(size, folder, made.layer_count, tokens)))
             said, right = _summary(found, split, len(made.cuts) + 1)
-            if found and right and not said.startswith("refused"):
-                said += "; one sequence a lane" if self._apart else "; same tokens in one lane"
+            if self._apart:
+                said += "; one sequence a lane"
             if made.cuts and (wrong := await self._cut_elsewhere(folder, made)) is not None:
                 said += f"; other cuts {'computed' if wrong else 'refused'}"
                 right = right and not wrong
@@ -200,7 +201,7 @@ class Comparison:
         lanes = [answer["lanes"] for answer in answers if "lanes" in answer]
         if OTHER in lanes:
             return "lanes: two sequences in one lane get other tokens"
-        self._apart = APART in lanes
+        self._apart |= APART in lanes
         got = _loaded(logits, "logits")
         if got.shape != expected.shape or got.dtype != expected.dtype:
             return f"logits {got.shape} {got.dtype} instead of {expected.shape} {expected.dtype}"
@@ -231,7 +232,7 @@ def _summary(
 
 
 def _bounds(made: Made, size: int) -> list[int]:
-    """Return where so many stages begin and end, as even as may be; even where nothing allows it."""
+    """Return where so many stages begin and end: as even as may be, or even where none may be."""
     even = [round(i * made.layer_count / size) for i in range(size + 1)]
     if len(made.cuts) < size - 1:
         return even

@@ -79,10 +79,12 @@ class Made:
 
 
 def make_model(config: dict[str, Any], folder: Path) -> Made:
-    """Write a model of this configuration with random weights."""
+    """Write a model of this configuration with random weights, quantized where it says so."""
     mx.random.seed(0)
     model_class, arguments = _get_classes(config)
     model: nn.Module = model_class(arguments.from_dict(config))
+    if how := config.get("quantization"):
+        nn.quantize(model, **how)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     model.save_weights(str(folder / "model.safetensors"))

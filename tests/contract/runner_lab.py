@@ -160,10 +160,11 @@ async def start_node(node_id: str, files: FileSource | None = None) -> Node:
 
 
 @asynccontextmanager
-async def three_nodes(last: FileSource | None = None) -> AsyncIterator[list[Node]]:
-    """Three nodes; in the end no child of theirs may be left. `last`: the last one's files."""
-    started = [await start_node(f"node-{letter}") for letter in "ab"]
-    started.append(await start_node("node-c", last))
+async def three_nodes(*files: FileSource) -> AsyncIterator[list[Node]]:
+    """Three nodes; in the end no child of theirs may be left. `files`: of all, or of each."""
+    given = files if len(files) == 3 else (files or (FilesOnDisk(),)) * 3
+    letters = zip("abc", given, strict=True)
+    started = [await start_node(f"node-{letter}", source) for letter, source in letters]
     yield started
     for node in started:
         await node.runner.close("is stopping")

@@ -262,12 +262,18 @@ async def test_a_model_s_facts_and_where_it_is(cluster: FakeCluster) -> None:
     assert "architecture llama: mlx-lm runs it" in lines
     assert "key-value cache 1.0 kB a token, 4.1 MB at full context" in lines
     assert "tensor split yes" in lines
+    assert "stages" not in run.out
     assert "licence mit" in lines
     assert "gated yes: fetching it takes a token that may read it" in lines
     assert "org/a 5.0 kB 100 % -" in lines
     assert "org/b" not in run.out
     document = (await cluster.run("models", "org/a", "--json")).document
     assert document["model"]["key_value_bytes_per_token"] == "1000"
+    for cuts, told in (([1], "cut before any layer"), ([], "one only: a reason")):
+        obstacle = "" if cuts else "a reason"
+        cluster.downloads.facts.cuts.CopyFrom(downloads_pb2.Cuts(layers=cuts, obstacle=obstacle))
+        run = await cluster.run("models", "org/a")
+        assert f"stages {told}" in [" ".join(line.split()) for line in run.out.splitlines()]
     cluster.downloads.facts = None
     run = await cluster.run("models", "org/a")
     assert (run.code, run.err.splitlines()[-1]) == (1, "MODEL_NOT_FOUND")

@@ -26,6 +26,7 @@ from huggingface_hub.errors import (
 )
 
 from services.common.addresses import HostPort
+from services.common.security import Security
 from services.common.server import ListenError
 from services.downloads import hub_protocol
 from services.downloads.hub import HubServer, hub_app
@@ -402,7 +403,9 @@ async def test_it_is_served_after_the_nodes_port_or_where_there_is_room(tmp_path
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 async def test_where_a_node_listens_everywhere_so_does_its_hub() -> None:
-    server = HubServer(hub_app(Path("none")), HostPort("0.0.0.0", 0))
+    server = HubServer(
+        hub_app(Path("none")), HostPort("0.0.0.0", 0), security=Security(insecure=True)
+    )
     # Found out without listening on other than loopback.
     made: list[tuple[object, ...]] = []
 

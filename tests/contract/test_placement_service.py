@@ -388,6 +388,26 @@ def test_tensor_sharding(cluster: Cluster) -> None:
     assert (len(placed.ranks), placed.sharding) == (1, common_pb2.SHARDING_PIPELINE)
 
 
+def test_a_model_is_cut_where_it_may_be(cluster: Cluster) -> None:
+    cluster.world.topology = topology_of(dict.fromkeys("abc", 5 * GB))
+    cluster.world.model = model_of(6)
+    stages = [(0, 3), (3, 6)]
+    placed = cluster.place().placement
+    assert [(rank.layers.start, rank.layers.end) for rank in placed.ranks] == stages
+    cuts = downloads_pb2.Cuts(layers=[2, 99], obstacle="a reason")
+    cluster.world.model = model_of(6, cuts=cuts)
+    placed = cluster.place().placement
+    assert [(rank.layers.start, rank.layers.end) for rank in placed.ranks] == [(0, 2), (2, 6)]
+    reason, metadata, _ = cluster.refusal(constraints={"min_node_count": 3})
+    assert reason is Reason.CUT_NOT_ALLOWED
+    assert (metadata["allowed_cuts"], metadata["most_stage_count"]) == ("2", "2")
+    cluster.world.model = model_of(6, cuts=downloads_pb2.Cuts(obstacle="a reason"))
+    reason, metadata, _ = cluster.refusal()
+    assert reason is Reason.CUT_NOT_ALLOWED
+    assert metadata["obstacle"] == "a reason"
+    assert (metadata["needed_bytes"], metadata["available_bytes"]) == (str(7 * GB), str(5 * GB))
+
+
 def test_jaccl(cluster: Cluster) -> None:
     def with_rdma(pairs: list[str]) -> topology_pb2.Topology:
         topology = topology_of(dict.fromkeys("abcd", 3 * GB))

@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -206,15 +205,6 @@ async def test_a_ring_port_of_a_start_on_its_way_is_taken(nodes: list[Node]) -> 
         await nodes[0].start("second", placement)
     assert refused(refusal, Reason.RING_PORT_IN_USE)["node_id"] == "node-a"
     await nodes[0].stop("first")
-
-
-async def test_rounds_leave_no_connection(nodes: list[Node]) -> None:
-    process = psutil.Process()
-    before = process.num_fds()
-    for _ in range(5):
-        await nodes[0].start("round", place(nodes, [2, 4]))
-        await nodes[0].stop("round")
-    await eventually(lambda: process.num_fds() <= before)
 
 
 async def test_a_rank_that_broke_does_not_wait_for_others_downloads(nodes: list[Node]) -> None:

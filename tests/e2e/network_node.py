@@ -7,6 +7,7 @@ import click
 
 from services.common.addresses import HostPort, parse_host_port
 from services.common.logs import start_logging
+from services.common.security import Security
 from services.common.server import announce, run, start_server, until_stopped
 from services.topology.agent.agent import AgentOptions, TopologyAgent
 from services.topology.agent.bursts import BurstGate
@@ -28,7 +29,11 @@ def main(topology: str, data_dir: Path, name: str, port: int) -> None:
         with held_identity(data_dir) as identity:
             gate = BurstGate(identity.node_id)
             listen = HostPort("0.0.0.0", port)
-            server = await start_server(listen, [identity_registration(identity.node_id, gate)])
+            server = await start_server(
+                listen,
+                [identity_registration(identity.node_id, gate)],
+                security=Security(insecure=True),
+            )
             agent = TopologyAgent(
                 AgentOptions(
                     topology=parse_host_port(topology),

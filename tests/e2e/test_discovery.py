@@ -62,7 +62,11 @@ class Lan:
             *(sys.executable, "-m", "services.cli", *arguments),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**environment, "SHARDRING_DATA_DIR": str(self.folder / host)},
+            env={
+                **environment,
+                "SHARDRING_DATA_DIR": str(self.folder / host),
+                "SHARDRING_INSECURE": "1",
+            },
         )
 
     async def start(self, host: str, *arguments: str) -> None:

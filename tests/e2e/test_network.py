@@ -106,7 +106,7 @@ class Cluster:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def start_topology(self) -> None:
-        options = ("--listen", f"0.0.0.0:{TOPOLOGY_PORT}", "--log-level", "warning")
+        options = ("--listen", f"0.0.0.0:{TOPOLOGY_PORT}", "--log-level", "warning", "--insecure")
         beat = ("--heartbeat-seconds", str(HEARTBEAT_SECONDS))
         await self._start("switch", "services.topology", *options, *beat)
 
@@ -118,7 +118,15 @@ class Cluster:
     async def start_whole_node(self, host: str) -> None:
         """Start `shardring node` itself."""
         services = ("--topology", self.network.topology, "--downloads", "10.66.0.254:1")
-        options = ("--name", host, "--listen", f"0.0.0.0:{PORT}", "--log-level", "error")
+        options = (
+            "--name",
+            host,
+            "--listen",
+            f"0.0.0.0:{PORT}",
+            "--log-level",
+            "error",
+            "--insecure",
+        )
         folder = ("--data-dir", str(self._folder / host))
         await self._start(host, "services.cli", "node", *services, *options, *folder)
 

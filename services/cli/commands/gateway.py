@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from services.cli.gateway.following import Follower
-from services.cli.gateway.smg import Smg, SmgError, SmgOptions, check_installed
+from services.cli.gateway.smg import Smg, SmgOptions, check_installed
 from services.cli.gateway.workers import Worker
 from services.cli.shell import Shell, client_command
 from services.cli.text import without_controls
 from services.common.addresses import HostPort
+from services.common.security import is_loopback
 from services.common.server import announce
 
 _PORT = click.IntRange(0, 65535)
@@ -23,18 +24,14 @@ _LOOPBACK = ("localhost", "127.", "::1")
 @click.option(
     "--host",
     default="127.0.0.1",
-    envvar="SHARDRING_GATEWAY_HOST",
     show_default=True,
-    show_envvar=True,
     help="Address to serve on; 0.0.0.0 for all of this machine's.",
 )
 @click.option(
     "--port",
     type=_PORT,
     default=52470,
-    envvar="SHARDRING_GATEWAY_PORT",
     show_default=True,
-    show_envvar=True,
     help="Port to serve on; 0 takes any free one.",
 )
 @click.option(
@@ -42,6 +39,14 @@ _LOOPBACK = ("localhost", "127.", "::1")
     type=_PORT,
     default=0,
     help="Port of smg's Prometheus metrics, on 127.0.0.1; 0 takes any free one.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    envvar="SHARDRING_INSECURE",
+    show_envvar=True,
+    help="Listen on other than loopback in the clear. Else give smg a certificate: "
+    "-- --tls-cert-path FILE --tls-key-path FILE",
 )
 @click.option(
     "--model", "models", multiple=True, help='Serve this model ("organisation/name") only.'
@@ -52,6 +57,7 @@ async def gateway(
     host: str,
     port: int,
     metrics_port: int,
+    insecure: bool,
     models: tuple[str, ...],
 ) -> None:
     """Serve the OpenAI and Anthropic APIs in front of the cluster's READY instances.
@@ -61,6 +67,12 @@ async def gateway(
     handed to smg: `shardring gateway -- --api-key KEY --tool-call-parser qwen`.
     """
     check_installed()
+    if not insecure and not is_loopback(host) and "--tls-cert-path" not in smg_options:
+        raise click.UsageError(
+            f"Without TLS, what clients and {host} say can be read by others. Give smg a "
+            "certificate (-- --tls-cert-path FILE --tls-key-path FILE), listen on 127.0.0.1, or on "
+            "a network that you trust say --insecure (SHARDRING_INSECURE=1)."
+        )
     talk = _Talk(shell)
     async with Smg(SmgOptions(host, port, metrics_port, smg_options), talk.log) as smg:
         talk.listening(smg.address)
@@ -70,9 +82,6 @@ async def gateway(
         ended = asyncio.create_task(smg.ended(), name="smg ended")
         try:
             await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
-            # First: what the follower then trips over is only its consequence.
-            if not ended.done() and isinstance(following.exception(), SmgError):
-                await asyncio.wait([ended], timeout=1)
             if ended.done():
                 raise ended.result()
             following.result()

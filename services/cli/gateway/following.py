@@ -9,10 +9,12 @@ from typing import Protocol
 
 from services.cli.census import take_census
 from services.cli.client import Cluster
-from services.cli.gateway.smg import Smg
+from services.cli.gateway.smg import Smg, SmgError
+from services.cli.gateway.tunnels import Tunnels
 from services.cli.gateway.workers import Worker, kept, workers_of
 from services.common.addresses import HostPort
 from services.common.errors import ShardringError
+from services.common.security import current_security
 
 _LOOK_SECONDS = 1.0
 # While something has yet to be taken by smg.
@@ -43,11 +45,13 @@ class Told(Protocol):
 
 @dataclass
 class _Entry:
-    """A worker on its way into smg. `address` None: not reached yet."""
+    """A worker on its way into smg. `address` None: not reached yet; `local`: where smg finds it,
+    the same or a way there with TLS."""
 
     worker: Worker
     since: float
     address: HostPort | None = None
+    local: HostPort | None = None
     answers: bool = False
     told_late: bool = False
 
@@ -63,17 +67,26 @@ class Follower:
         self._entries: dict[str, _Entry] = {}
         self._listed: dict[str, HostPort] = {}
         self._is_waiting = self._is_lost = False
+        # Why smg did not say the last time what it serves.
+        self._silence = ""
+        tls = current_security().tls
+        self._tunnels = None if tls is None else Tunnels(tls)
 
     async def run(self) -> None:
         """Follow the cluster for ever."""
-        while True:
-            await self._look()
-            await self._reach()
-            self._list()
-            await self._confirm()
-            self._tell()
-            taken = all(entry.answers for entry in self._entries.values())
-            await asyncio.sleep(_LOOK_SECONDS if taken else _EAGER_SECONDS)
+        try:
+            while True:
+                await self._look()
+                await self._reach()
+                self._list()
+                await self._confirm()
+                self._tell()
+                # Something is on its way, and not for so long that it may never come.
+                eager = any(not e.answers and not e.told_late for e in self._entries.values())
+                await asyncio.sleep(_EAGER_SECONDS if eager else _LOOK_SECONDS)
+        finally:
+            if self._tunnels is not None:
+                await self._tunnels.close_all()
 
     async def _look(self) -> None:
         """Ask the cluster what there is."""
@@ -91,6 +104,8 @@ class Follower:
             entry = self._entries.pop(key)
             if entry.answers:
                 self._told.removed(entry.worker)
+            if self._tunnels is not None:
+                await self._tunnels.close(key)
         for key in now.keys() - before.keys():
             self._entries[key] = _Entry(now[key], time.monotonic())
 
@@ -99,10 +114,13 @@ class Follower:
         news = [entry for entry in self._entries.values() if entry.address is None]
         addresses = await asyncio.gather(*(_reached(e.worker.addresses) for e in news))
         for entry, address in zip(news, addresses, strict=True):
-            entry.address = address
+            entry.address = entry.local = address
+            if address is not None and self._tunnels is not None:
+                worker = entry.worker
+                entry.local = await self._tunnels.open(worker.key, worker.head_node_id, address)
 
     def _list(self) -> None:
-        listed = {key: e.address for key, e in self._entries.items() if e.address is not None}
+        listed = {key: e.local for key, e in self._entries.items() if e.local is not None}
         if listed != self._listed:
             self._smg.set_workers(listed)
             self._listed = listed
@@ -112,7 +130,13 @@ class Follower:
         pending = {k: e for k, e in self._entries.items() if not e.answers and e.address}
         if not pending:
             return
-        served = await self._smg.served()
+        try:
+            served = await self._smg.served()
+        except SmgError as error:
+            # Busy perhaps; told of when it lasts. Whether it lives on is for others to see.
+            self._silence = f": {error.message}"
+            return
+        self._silence = ""
         for key, entry in pending.items():
             if key in served.ready_keys and entry.worker.model_id in served.tokenizers:
                 assert entry.address is not None
@@ -120,20 +144,22 @@ class Follower:
                 self._told.added(entry.worker, entry.address)
 
     def _tell(self) -> None:
-        if not self._is_lost and not self._entries and not self._is_waiting:
+        if self._entries:
+            self._is_waiting = False
+        elif not self._is_lost and not self._is_waiting:
             self._told.waiting()
-        self._is_waiting = not self._entries
+            self._is_waiting = True
         for entry in self._entries.values():
             is_late = time.monotonic() - entry.since > _TAKING_SECONDS
             if is_late and not entry.answers and not entry.told_late:
                 entry.told_late = True
                 where = " or ".join(map(str, entry.worker.addresses)) or "no address of its head"
                 why = (
-                    "smg has not taken it yet"
+                    f"smg has not taken it yet{self._silence}"
                     if entry.address is not None
                     else f"nothing answers at {where}; is the port open to this machine?"
                 )
-                self._told.late(entry.worker, why)
+                self._told.late(entry.worker, why.rstrip("."))
 
 
 async def _reached(addresses: Collection[HostPort]) -> HostPort | None:

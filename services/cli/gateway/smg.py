@@ -116,6 +116,11 @@ class Smg:
             frozenset(one.get("name", "") for one in tokenizers.get("tokenizers", ())),
         )
 
+    @property
+    def _url(self) -> str:
+        scheme = "https" if "--tls-cert-path" in self._options.more else "http"
+        return f"{scheme}://{HostPort(_asked_at(self.address.host), self.address.port)}"
+
     async def ended(self) -> SmgError:
         """Return, once smg ended by itself, why."""
         assert self._process is not None
@@ -155,7 +160,9 @@ class Smg:
         )
         self._reading = asyncio.create_task(self._read(), name="log of smg")
         self._http = httpx2.AsyncClient(
-            base_url=f"http://{HostPort(_asked_at(self.address.host), self.address.port)}",
+            base_url=self._url,
+            # It is our own child, with whatever certificate it was given.
+            verify=self._url.startswith("http:"),
             headers={"Authorization": f"Bearer {self._admin_key}"},
             timeout=_ANSWER_SECONDS,
             trust_env=False,

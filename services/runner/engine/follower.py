@@ -26,7 +26,8 @@ class Follower:
     ) -> None:
         self._work, self._ring, self._send = work, ring, send
         self._is_split, self._cache_limit_bytes = is_split, cache_limit_bytes
-        self._was_working = False
+        # None: nothing was reported yet.
+        self._was_working: bool | None = None
 
     def serve(self) -> None:
         """Work until something fails. Raises what the ring or the model raise."""
@@ -37,6 +38,8 @@ class Follower:
             ):
                 self._report(working)
             if self._ring.wait(_REPORT_SECONDS if working else None):
+                if not working:
+                    self._work.busy.read()  # the time it slept counts for nothing
                 self.step()
 
     def step(self) -> Op:

@@ -90,6 +90,7 @@ class Head:
                 self._report()  # once more: nothing is being done now
                 if self._line.wait(inbox.descriptor, None):
                     raise RuntimeError("connection to a peer was lost")
+                self._work.busy.read()  # the time it slept counts for nothing
 
     def step(self, wake: int | None) -> bool:
         """Do the next thing there is to do; False: there is none until a request comes.

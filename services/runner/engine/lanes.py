@@ -201,7 +201,7 @@ def cost_of(cache: Iterable[Any], limit_bytes: int) -> CacheCost:
         if isinstance(entry, caches.ArraysCache):
             fixed += entry.nbytes
         else:
-            window = getattr(entry, "max_size", None) or getattr(entry, "chunk_size", 0)
+            window: int = getattr(entry, "max_size", 0) or getattr(entry, "chunk_size", 0)
             each = -(-_bytes([[entry]]) // max(1, _allocated(entry)))
             kinds[window] = kinds.get(window, 0) + each
         if (limit := _trimmable_below(entry)) is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 from mlx_lm import utils
+from opentelemetry.propagate import inject
 
 from services.common.errors import Reason
 from services.runner.child_protocol import Cancel, Event, Load, Run
@@ -148,7 +149,9 @@ class ShardEngine:
         line, context = self._line, self._tokenizer.context_token_count
         chunk = min(PREFILL_CHUNK_TOKENS, context // 2 if context else PREFILL_CHUNK_TOKENS)
         prompt = [0] * max(_WARM_UP_PROMPT_TOKENS, chunk)
-        opened = [Command.OPEN, 0, 0, 0, details(Sampling(), prompt, None, {})]
+        carrier: dict[str, str] = {}
+        inject(carrier)
+        opened = [Command.OPEN, 0, 0, 0, details(Sampling(), prompt, None, carrier)]
         line.prefill([opened], 0, prompt[:-1])
         line.take()
         commands = [[Command.JOIN, 0, 0]]

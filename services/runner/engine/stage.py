@@ -104,11 +104,12 @@ class Stage:
         """Return empty mlx-lm caches of one sequence, for this stage's own layers.
 
         Phantoms may follow them: treat all alike (merge, extend, filter, extract, trim).
-        `max_token_count`: keep that many last positions only, in models whose caches are plain
-        (those that bring their own kinds of cache keep them).
+        `max_token_count`: keep that many last positions only, in models each of whose layers has a
+        plain cache (others keep theirs).
         """
         cache: list[Any] = list(caches.make_prompt_cache(self.model))
-        if max_token_count is not None and not hasattr(self.model, "make_cache"):
+        is_plain = len(cache) == self.layer_count and all(type(e) is caches.KVCache for e in cache)
+        if max_token_count is not None and is_plain:
             # Not mlx-lm's own, which holds on to the first positions too: batches cannot.
             cache = [caches.RotatingKVCache(max_token_count) for _ in cache]
         return cache if self._slots is None else [cache[i] for i in self._slots.held]
@@ -178,8 +179,9 @@ class _Slots:
         self._places: list[int] = [0] * len(entries)
         for place, i in enumerate(own):
             self._places[i] = place
-        for i in set(range(len(entries))) - set(own):
-            entry = entries[i]
+        for i, entry in enumerate(entries):
+            if i in own:
+                continue
             if entry.changes_outside:
                 # What the model's embedding or head keep; another stage's, so forgotten at once.
                 self._thrown_away.append((i, _maker(cache[i])))
@@ -232,9 +234,9 @@ def _check_cuts(traced: Trace, cuts: Collection[int]) -> None:
     """Raise StagesUnsupported when one of `cuts` is not allowed."""
     wrong = sorted(set(cuts) - traced.cuts)
     if wrong:
-        allowed = f"only before layers {ranges(traced.cuts)}" if traced.cuts else "nowhere"
+        where = f"only before layers {ranges(traced.cuts)}, not {wrong[0]}"
         raise StagesUnsupported(
-            f"a stage may not begin at layer {wrong[0]}, {allowed}: {traced.why}"
+            f"it may be cut {where if traced.cuts else 'nowhere'}: {traced.why}"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from services.runner.engine.ring import Ring
@@ -29,7 +29,7 @@ class SplitModel:
     def make_cache(self, max_token_count: int | None = None) -> list[Any]:
         """Return mlx-lm's empty caches of one sequence."""
         cache = list(make_prompt_cache(self._model))
-        if max_token_count is not None and not hasattr(self._model, "make_cache"):
+        if max_token_count is not None and all(type(entry) is KVCache for entry in cache):
             # As in Stage: mlx-lm's own holds on to the first positions, which batches cannot.
             cache = [RotatingKVCache(max_token_count) for _ in cache]
         return cache

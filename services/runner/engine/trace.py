@@ -164,8 +164,18 @@ class _Recorder:
 def trace(model: nn.Module) -> Trace:
     """Trace an mlx-lm model; it is left as it was. Its weights are neither read nor made.
 
-    Raises NotTraceable, and what the model itself raises.
+    Raises NotTraceable.
     """
+    try:
+        return _trace(model)
+    except (NotTraceable, MemoryError):
+        raise
+    except Exception as error:
+        # Whatever a model says that is not run in the usual way, such as on two sequences at once.
+        raise NotTraceable(f"it cannot be traced: {type(error).__name__}: {error}") from error
+
+
+def _trace(model: nn.Module) -> Trace:
     with _stood_in(model) as named, _uncompiled():
         recorder = _Recorder(model)
         passes = []

@@ -124,8 +124,8 @@ class MlxEngineServicer(mlx_engine_pb2_grpc.MlxEngineServicer):  # type: ignore[
             await context.abort(grpc.StatusCode.CANCELLED, "The request was aborted.")
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """End the requests of these ids; quiet about ids that no request has."""
-        for request_id in request.request_ids:
+        """End the requests of these ids; quiet about ids that no request has, and the empty one."""
+        for request_id in filter(None, request.request_ids):
             for task in self._calls.get(request_id, ()):
                 task.cancel()
         return pb.AbortResponse()

@@ -16,6 +16,7 @@ from services.topology.agent.identity import Identity
 from services.topology.agent.peers import Peers
 from services.topology.agent.prober import Prober
 from services.topology.agent.report import MemoryRules, Reporter
+from services.topology.domain.addresses import IpNetwork
 from services.topology.domain.model import Change, Link, Node, Speed, Topology
 from services.topology.domain.significance import drifted
 from services.topology.rpc.convert import (
@@ -48,6 +49,7 @@ class AgentOptions:
 
     `listen` is the address the node's own server listens on, with its real port. `name` is for
     people; empty: the host name. `lab`: nodes on one machine reach each other over loopback.
+    `networks`: where links may be; none: everywhere.
     `gate` is the one of the node's own server (see `identity_registration`); None: one of its own.
     `speed` answers what the node is known to reach by now.
     """
@@ -57,6 +59,7 @@ class AgentOptions:
     listen: HostPort
     name: str = ""
     lab: bool = False
+    networks: tuple[IpNetwork, ...] = ()
     memory: MemoryRules = field(default_factory=MemoryRules)
     gate: BurstGate | None = None
     speed: Callable[[], Speed] = Speed
@@ -100,6 +103,7 @@ class TopologyAgent:
         self._prober = Prober(
             options.identity.node_id,
             lab=options.lab,
+            networks=options.networks,
             gate=options.gate or BurstGate(options.identity.node_id),
             on_change=self._links_changed.set,
             on_figures=self._refresh_links,

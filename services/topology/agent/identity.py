@@ -70,6 +70,15 @@ def held_identity(
         os.close(lock)  # releases it, as does the end of the process, however it ends
 
 
+def known_node_id(folder: Path) -> str | None:
+    """Return the id kept in a data folder, also while a node holds it; None when there is none."""
+    try:
+        text = (folder / "node-id").read_text(errors="replace").strip()
+    except OSError:
+        return None
+    return text if _NODE_ID.fullmatch(text) else None
+
+
 def _kept_node_id(folder: Path, facts: MachineFacts) -> str:
     path, machine = folder / "node-id", folder / "machine"
     if not path.exists():

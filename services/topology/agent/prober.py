@@ -5,7 +5,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from services.common.channel import Remote
@@ -27,6 +27,7 @@ from services.topology.agent.probing import (
     retargeted,
 )
 from services.topology.agent.routes import own_address_towards
+from services.topology.domain.addresses import IpNetwork
 from services.topology.domain.model import Link, Misdirection, Node
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ REST_FIRST, REST = 4, 19
 
 
 class Prober:
-    """Probes every address of every peer, and knows which links are verified.
+    """Probes every address of every peer (in `networks`, if any), and knows which links are
+    verified.
 
     `on_change` is called when a link or misdirection appears, goes or changes what it is;
     `on_figures` when a throughput was measured. `gate` is shared with the node's own server.
@@ -54,12 +56,14 @@ class Prober:
         node_id: str,
         *,
         lab: bool,
+        networks: Collection[IpNetwork] = (),
         gate: BurstGate,
         on_change: Callable[[], None],
         on_figures: Callable[[], None],
     ) -> None:
         self._node_id = node_id
         self._lab = lab
+        self._networks = networks
         self._gate = gate
         self._on_change = on_change
         self._on_figures = on_figures
@@ -89,7 +93,9 @@ class Prober:
         """Probe these peers from now on; new ones at once."""
         before = self._seen()
         self._own = own
-        self._table = retargeted(self._table, own, peers, time.monotonic(), lab=self._lab)
+        self._table = retargeted(
+            self._table, own, peers, time.monotonic(), lab=self._lab, networks=self._networks
+        )
         self._wake.set()
         if self._seen() != before:
             self._on_change()

@@ -1,11 +1,11 @@
 """Which addresses to probe, when, and which links follow. Plain data and decisions, no I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median_low
 
 from services.common.addresses import HostPort
-from services.topology.domain.addresses import can_link, parsed
+from services.topology.domain.addresses import IpNetwork, can_link, parsed
 from services.topology.domain.model import (
     InterfaceKind,
     Link,
@@ -161,9 +161,16 @@ def next_burst(table: Mapping[Target, Probed]) -> tuple[Target | None, float]:
 
 
 def retargeted(
-    table: Mapping[Target, Probed], own: Node, peers: Iterable[Node], now: float, *, lab: bool
+    table: Mapping[Target, Probed],
+    own: Node,
+    peers: Iterable[Node],
+    now: float,
+    *,
+    lab: bool,
+    networks: Collection[IpNetwork] = (),
 ) -> dict[Target, Probed]:
-    """Return the table for the peers as they are now.
+    """Return the table for the peers as they are now; `networks`: leave out what is in none of
+    them, if there are any.
 
     New addresses are due at once, as are those of a peer that has started anew; addresses that
     are no longer advertised go, and their links with them. Left out: addresses that join no two
@@ -177,6 +184,8 @@ def retargeted(
         for endpoint in peer.endpoints:
             address = parsed(endpoint.host)
             if address is None or not can_link(address, lab=lab) or endpoint in own.endpoints:
+                continue
+            if networks and not any(address in network for network in networks):
                 continue
             target, kind = Target(peer.node_id, endpoint), peer.kind_of(endpoint.host)
             known = table.get(target, Probed(kind, peer.start_ns, due=now))

@@ -4,6 +4,7 @@ import ipaddress
 import re
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _ZONE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -24,6 +25,14 @@ def parsed(text: str) -> IpAddress | None:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
+
+
+def network_of(text: str) -> IpNetwork | None:
+    """Return a network as "10.9.0.0/24" or "fd00::/64" names it; None where the text names none."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        return None
 
 
 def canonical(text: str) -> str:

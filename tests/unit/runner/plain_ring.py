@@ -94,6 +94,7 @@ class PlainRing:
             assert position == at + 1, "its sampler is about another token"
             self.positions[sequence.sequence_id] += 1
             tokens = [held.token for held in cache]
+            assert len(tokens) < sequence.limit, "a step for a token beyond its limit"
             # The token that is fed is the sequence's own, or will be once its step came back.
             known = sequence.tokens[: len(tokens)]
             assert tokens[: len(known)] == known, "not the sequence's own tokens"

@@ -345,8 +345,9 @@ class InstanceOptions(_message.Message):
     cannot be quantized fails to start, with INVALID_FIELD and the reason.
     """
     max_cache_token_count: _builtins.int
-    """Only so many of the latest tokens of each sequence are kept; for models that bring no kind of
-    cache of their own. 0: all. Not together with `cache_bits`.
+    """Only so many of the latest tokens of each sequence are kept; for models whose layers
+    all keep plain keys and values; others keep what they are made to. 0: all. Not together with
+    `cache_bits`.
     """
     def __init__(
         self,
