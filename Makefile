@@ -5,7 +5,7 @@ STAMP := .venv/.ready
 # protoc finds its plugins on the path.
 TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
-.PHONY: setup demo test check bench vectors exact gen lock clean
+.PHONY: setup demo test test-compose check bench vectors exact gen lock clean
 
 setup: $(STAMP)
 
@@ -17,6 +17,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/pytest
+
+test-compose: $(STAMP)
+	@$(BIN)/pytest tests/compose -ra
 
 check: $(STAMP)
 	@$(BIN)/ruff check .

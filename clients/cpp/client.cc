@@ -69,11 +69,11 @@ void Check(const grpc::Status& status) {
 
 // Returns a channel that connects with its first call.
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
-  const int milliseconds = static_cast<int>(numbers["keepalive"]) * 1000;
   grpc::ChannelArguments arguments;
-  // A peer that has gone silent is noticed after twice this time.
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, milliseconds);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, milliseconds);
+  // A peer that does not answer a ping for ten seconds is gone.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(numbers["keepalive"]) * 1000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  arguments.SetInt("grpc.http2.ping_timeout_ms", 10000);  // Its name in later versions.
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(64 << 20);

@@ -124,13 +124,14 @@ func (c *client) parse(words []string) ([]string, bool) {
 
 // dial returns a channel that connects with its first call.
 func (c *client) dial(address string) (*grpc.ClientConn, error) {
-	// Go pings every 10 s at the most. A peer that has gone silent is noticed after both times.
-	seconds := time.Duration(c.numbers["keepalive"]) * time.Second
+	// A peer that does not answer a ping for ten seconds is gone. Go pings no more often than that.
+	alive := keepalive.ClientParameters{
+		Time: time.Duration(c.numbers["keepalive"]) * time.Second, Timeout: 10 * time.Second}
 	return grpc.Dial(
 		address,
 		grpc.WithInsecure(),
 		grpc.WithNoProxy(),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: seconds, Timeout: seconds}),
+		grpc.WithKeepaliveParams(alive),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
 	)
 }

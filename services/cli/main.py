@@ -138,6 +138,16 @@ COMMANDS = {
         "Serve the OpenAI and Anthropic APIs in front of all instances.",
         "shardring gateway --port 52470",
     ),
+    "install": Lazy(
+        f"{_IN}.install:install",
+        "Have systemd or launchd run this machine's node, or the services.",
+        "sudo shardring install node --join studio-1 --host 0.0.0.0 --insecure",
+    ),
+    "uninstall": Lazy(
+        f"{_IN}.install:uninstall",
+        "Take that away again, without a trace.",
+        "sudo shardring uninstall",
+    ),
 }
 
 

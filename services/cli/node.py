@@ -8,6 +8,7 @@ import contextlib
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from services.runner.metrics import observe_instances
 from services.topology.agent.agent import AgentOptions, TopologyAgent
 from services.topology.agent.bursts import BurstGate
 from services.topology.agent.identity import held_identity
-from services.topology.agent.report import MemoryRules
+from services.topology.agent.report import MemoryRules, memory_left
 from services.topology.agent.rpc import identity_registration
 from services.topology.domain.addresses import IpNetwork, network_of, parsed
 from services.topology.domain.model import Link, Speed
@@ -186,6 +187,7 @@ async def run_node(options: NodeOptions) -> None:
             reserved_bytes=runner.reserved_bytes,
             loaded_bytes=runner.loaded_bytes,
         )
+        runner.memory_left = partial(memory_left, memory)
         calibrator = build_calibrator(runner, _data_folder(options), identity.fingerprint)
         await calibrator.recall()
         agent = TopologyAgent(

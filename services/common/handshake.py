@@ -12,7 +12,7 @@ from services.common.addresses import HostPort
 from services.common.errors import Reason, ShardringError
 from services.common.tls import Tls, named_nodes, node_host
 
-_SECONDS = 1.0
+_SECONDS = 3.0
 _NO_TLS = (
     "it answers without TLS, and this side wants TLS. Start it with --tls-cert, --tls-key and "
     "--tls-ca, or leave these out here."
@@ -62,7 +62,7 @@ async def explanation(
     """Return why a callee at `addresses` is not reached if TLS is why; else "".
 
     `details` are gRPC's words; with `ask`, where they are not enough, the callee is connected to
-    once more. Takes a second at most.
+    once more. Takes three seconds at most.
     """
     if tls is not None and (why := told(details)):
         return why
@@ -91,8 +91,10 @@ async def _asked(address: HostPort, tls: Tls | None) -> str:
     try:
         if tls is None:
             return _WANTS_TLS
-        # Whether a server takes our certificate is told only after the handshake.
-        await reader.read(1)
+        # Whether a server takes our certificate is told only after the handshake; one that does
+        # speaks first.
+        if await reader.read(1):
+            return ""
     except (ssl.SSLError, OSError) as error:
         return _refusal(error)
     finally:
@@ -126,7 +128,7 @@ async def wrong_node(addresses: Sequence[HostPort], tls: Tls, node_id: str) -> S
 async def peer_node_id(address: HostPort, tls: Tls) -> str:
     """Return which node's certificate is shown at an address; "" when that is none of the CA's.
 
-    Takes a second at most.
+    Takes three seconds at most.
     """
     try:
         async with asyncio.timeout(_SECONDS):

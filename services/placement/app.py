@@ -27,6 +27,17 @@ SEARCH_SECONDS = 120.0
 # More searches at once than this wait until one of them has ended.
 MOST_SEARCHES = 256
 
+# What may be over in a moment: a service that restarts, and what it then has to be told anew.
+_PASSING = frozenset(
+    {
+        Reason.SERVICE_UNAVAILABLE,
+        Reason.TOPOLOGY_GATHERING,
+        Reason.LINKS_NOT_VERIFIED,
+        Reason.NO_WORKERS,
+    }
+)
+_LOOK_AGAIN_SECONDS = 0.2
+
 Answer = TypeVar("Answer")
 _Decision = Callable[
     [Cluster, Model, Mapping[str, Download], PlacementRequest, Callable[[], bool]], Answer
@@ -53,10 +64,20 @@ class DownloadsReader(Protocol):
 
 
 class PlacementApp:
-    """Decides placements. Holds nothing between calls. Close it."""
+    """Decides placements. Holds nothing between calls. Close it.
 
-    def __init__(self, topology: TopologyReader, downloads: DownloadsReader) -> None:
+    What topology or downloads lack while they restart is waited for, up to `patience_seconds`.
+    """
+
+    def __init__(
+        self,
+        topology: TopologyReader,
+        downloads: DownloadsReader,
+        *,
+        patience_seconds: float = 0.0,
+    ) -> None:
         self._topology, self._downloads = topology, downloads
+        self._patience_seconds = patience_seconds
         self._turns = Turns()
         # They mostly wait for their turn; a thread is only started when one is needed.
         self._threads = ThreadPoolExecutor(MOST_SEARCHES, "search")
@@ -86,6 +107,17 @@ class PlacementApp:
         return await self._decide(previews, request)
 
     async def _decide(self, decision: "_Decision[Answer]", request: PlacementRequest) -> Answer:
+        until = time.monotonic() + deadline.leaving_time(self._patience_seconds)
+        while True:
+            try:
+                return await self._decide_now(decision, request)
+            except ShardringError as refusal:
+                left = until - time.monotonic()
+                if refusal.reason not in _PASSING or left < _LOOK_AGAIN_SECONDS:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+    async def _decide_now(self, decision: "_Decision[Answer]", request: PlacementRequest) -> Answer:
         cluster, model, downloads = await self._read(request)
         with tracer.start_as_current_span(
             "search", attributes={"node_count": len(cluster.nodes), "model_id": model.model_id}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.common.addresses import HostPort, parse_host_port
 from services.common.channel import Remote
+from services.common.errors import invalid_field
 from services.common.logs import start_logging
 from services.common.options import option
 from services.common.security import ServerOptions, use_security
@@ -32,6 +33,11 @@ class PlacementOptions(ServerOptions):
     downloads: str = option(
         "127.0.0.1:52412", "Where the downloads service listens.", env="SHARDRING_DOWNLOADS"
     )
+    patience_seconds: float = option(
+        0.0,
+        "How long a call waits for topology and downloads to come back, 0 to 60, before it is "
+        "refused for want of them.",
+    )
     log_level: str = option(
         "info",
         "Least severe log lines to print.",
@@ -48,11 +54,17 @@ async def serve(options: PlacementOptions) -> None:
         parse_host_port(text) for text in (options.listen, options.topology, options.downloads)
     )
     check_listen(listen, security)
+    if not 0 <= options.patience_seconds <= 60:
+        raise invalid_field("patience_seconds", options.patience_seconds, "0 to 60")
     stopped = asyncio.create_task(until_stopped(), name="until stopped")
     provider = start_telemetry("shardring-placement")
     topology = Remote("topology", [topology_address])
     downloads = Remote("downloads", [downloads_address])
-    app = PlacementApp(TopologyClient(topology), DownloadsClient(downloads))
+    app = PlacementApp(
+        TopologyClient(topology),
+        DownloadsClient(downloads),
+        patience_seconds=options.patience_seconds,
+    )
     try:
         server = await start_server(
             listen,

@@ -27,7 +27,7 @@ from services.runner.domain.request import GenerationRequest, check_request
 from services.runner.domain.ring import Ring, check_ring
 from services.runner.domain.state import ShardState
 from services.runner.requests import Completion, Part, Requests
-from services.runner.supervisor import ChildStarter, FileSource, ShardSupervisor
+from services.runner.supervisor import ChildStarter, FileSource, ShardSupervisor, free_memory
 from services.runner.views import InstanceView
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class Runner:
         self._starts: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
+        # Answers what memory shards may still take; the node knows its owner's rules.
+        self.memory_left: Callable[[], int] = free_memory
         # Tells when `idle` may have changed.
         self.changes = Changes()
         # Given the id and the run id of each instance that this node comes to head, does what is
@@ -183,6 +185,7 @@ class Runner:
             {**siblings},
             trace_context,
             self._start_child,
+            memory_left=self.memory_left,
         )
 
         instance = _Instance(run_id, shard, siblings, Requests(shard))

@@ -19,7 +19,7 @@ class Connect:
 class Load:
     """Read layers [start, end) of the model in folder `path`; with `tensor` a part of each.
 
-    `reserved_bytes` were set aside for key-value caches; 0: nothing was said. `cache_bits` and
+    `cache_limit_bytes`: what key-value caches may take. `cache_bits` and
     `max_cache_tokens` as in InstanceOptions.
     """
 
@@ -27,7 +27,7 @@ class Load:
     start: int
     end: int
     tensor: bool
-    reserved_bytes: int = 0
+    cache_limit_bytes: int
     cache_bits: int = 0
     max_cache_tokens: int = 0
 

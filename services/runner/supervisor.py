@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from services.common import deadline
 from services.common.errors import Reason, ShardringError
 from services.common.status import known_error
@@ -40,6 +42,8 @@ from services.runner.views import InstanceLoad, ShardUsage, ShardView
 logger = logging.getLogger(__name__)
 
 _STOP_GRACE_SECONDS = 3.0
+# Where the placement set nothing aside for caches, they may take this part of what is free.
+_CACHE_PART = 0.5
 # When a rank's part of the ring breaks, the rank that caused it is known a little later.
 _ROOT_CAUSE_SECONDS = 3.0
 _SIBLINGS_END_SECONDS = 10.0
@@ -75,6 +79,11 @@ class FileSource(Protocol):
         ...
 
 
+def free_memory() -> int:
+    """Return the machine's free bytes: what shards may take where nobody knows better."""
+    return int(psutil.virtual_memory().available)
+
+
 @dataclass
 class ShardSupervisor:
     """One rank of one instance on this node.
@@ -89,6 +98,7 @@ class ShardSupervisor:
     siblings: dict[int, Sibling]
     trace_context: dict[str, str]
     start_child: ChildStarter = start_child
+    memory_left: Callable[[], int] = free_memory
     changes: Changes = field(default_factory=Changes)
     create_time: float = field(default_factory=time.time)
     on_event: Callable[[Event], None] = lambda _: None
@@ -255,7 +265,7 @@ class ShardSupervisor:
                         start,
                         end,
                         self.ring.is_tensor,
-                        self.rank.cache_bytes,
+                        self.rank.cache_bytes or int(self.memory_left() * _CACHE_PART),
                         self.ring.options.cache_bits,
                         self.ring.options.max_cache_tokens,
                     )

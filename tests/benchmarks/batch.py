@@ -5,6 +5,7 @@ What counts is all tokens over the whole time, from the calls to the last token.
 """
 
 import asyncio
+import contextlib
 import os
 import statistics
 from pathlib import Path
@@ -63,7 +64,8 @@ async def measure_lanes(folder: Path, hub: Path) -> Report:
             )
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
     report = compared.report("lanes", LANES_BAR)
     report.tables.insert(0, shown)
     for rank, shares in enumerate(seen):

@@ -36,6 +36,8 @@ _ROUNDS = 3
 _SECONDS = 120
 _WAIT_SECONDS = 15.0
 _PIECE_BYTES = 2**24
+# What key-value caches might take; none is made here.
+_CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ async def _load(folder: Path) -> _Loaded:
             await _next(events, Connected, child)
             before = _peak_bytes(child.pid)
             began = time.perf_counter()
-            child.send(Load(str(folder), _START, _END, tensor=False))
+            child.send(Load(str(folder), _START, _END, tensor=False, cache_limit_bytes=2**30))
             await _next(events, Loaded, child)
             return _Loaded(time.perf_counter() - began, _peak_bytes(child.pid) - before)
     finally:

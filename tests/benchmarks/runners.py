@@ -18,6 +18,7 @@ from tests.benchmarks.serving import module
 
 INSTANCE_ID = "measured"
 _READY_SECONDS = 120
+_STOP_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ async def running(folder: Path, cuts: list[int], child_module: str) -> AsyncIter
         held.push_async_callback(remote.close)
         await _start(remote, _placement(ports, cuts))
         yield Running(ports[0], [psutil.Process(process.pid) for process, _ in nodes])
+        # In order: nodes that end with an instance on them say that it failed.
+        stub = InstanceServiceStub(remote.channel)
+        stop = instance_service_pb2.StopInstanceRequest(instance_id=INSTANCE_ID)
+        await remote.unary(stub.StopInstance, stop, timeout=_STOP_SECONDS)
 
 
 async def _start(remote: Remote, placement: placement_pb2.Placement) -> None:

@@ -4,8 +4,8 @@ For values that the services of this version cannot be made to send.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,7 @@ def unknown_count(message: Message) -> int:
 
 @dataclass
 class Seen:
-    """What reached the server; `ended` tells how each stream ended, in order."""
+    """What reached the server; `ended` tells of each stream that its caller left."""
 
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
@@ -69,6 +69,15 @@ class Seen:
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         self.remaining_seconds.append(context.time_remaining())
+
+    @contextmanager
+    def noting_the_end(self) -> Iterator[None]:
+        """Note that a stream was left, wherever it then was."""
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self.ended.put_nowait("cancelled")
+            raise
 
 
 def topology(names: list[str]) -> topology_pb2.Topology:
@@ -167,52 +176,43 @@ class Instances(InstanceServiceServicer):
 
     async def WatchInstance(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Come to be READY over a state of the future, or fail, as the instance's id says."""
-        failing = request.instance_id == "failing"
-        last = runner_pb2.INSTANCE_STATE_FAILED if failing else runner_pb2.INSTANCE_STATE_READY
-        for state in (runner_pb2.INSTANCE_STATE_STARTING, FUTURE, last):
-            instance = runner_pb2.Instance(state=state)  # type: ignore[arg-type]
-            if failing and state == last:
-                instance.error.CopyFrom(
-                    common_pb2.Error(
-                        code=14, reason="FROM_THE_FUTURE", message=TEXT, metadata={"rank": "1"}
+        with self.seen.noting_the_end():
+            failing = request.instance_id == "failing"
+            last = runner_pb2.INSTANCE_STATE_FAILED if failing else runner_pb2.INSTANCE_STATE_READY
+            for state in (runner_pb2.INSTANCE_STATE_STARTING, FUTURE, last):
+                instance = runner_pb2.Instance(state=state)  # type: ignore[arg-type]
+                if failing and state == last:
+                    instance.error.CopyFrom(
+                        common_pb2.Error(
+                            code=14, reason="FROM_THE_FUTURE", message=TEXT, metadata={"rank": "1"}
+                        )
                     )
-                )
-            yield instance_service_pb2.WatchInstanceResponse(instance=instance)
-        if not failing:
-            await self._forever()
+                yield instance_service_pb2.WatchInstanceResponse(instance=instance)
+            if not failing:
+                await asyncio.Event().wait()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Answer `TEXT` in parts. "endless" goes on, "silent" never begins, "quiet" begins late."""
         self.seen.note(request, context)
-        if request.instance_id == "silent":
-            self.seen.quiet.release()
-            await self._forever()
-        if request.instance_id == "quiet":
-            self.seen.quiet.release()
-            await self.seen.release.wait()
-        try:
+        with self.seen.noting_the_end():
+            if request.instance_id == "silent":
+                self.seen.quiet.release()
+                await asyncio.Event().wait()
+            if request.instance_id == "quiet":
+                self.seen.quiet.release()
+                await self.seen.release.wait()
             for char in TEXT:
                 yield instance_service_pb2.GenerateResponse(text=char, token_ids=[ord(char)])
             while request.instance_id == "endless":
                 yield instance_service_pb2.GenerateResponse(text="…")
                 await asyncio.sleep(0.01)
-        except (asyncio.CancelledError, GeneratorExit):
-            self.seen.ended.put_nowait("cancelled")
-            raise
-        completion = runner_pb2.Completion(
-            finish_reason=FUTURE,  # type: ignore[arg-type]
-            prompt_token_count=2**31 - 1,
-            completion_token_count=len(TEXT),
-        )
-        with_unknown(completion)
-        yield instance_service_pb2.GenerateResponse(completion=completion)
-
-    async def _forever(self) -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.seen.ended.put_nowait("cancelled")
-            raise
+            completion = runner_pb2.Completion(
+                finish_reason=FUTURE,  # type: ignore[arg-type]
+                prompt_token_count=2**31 - 1,
+                completion_token_count=len(TEXT),
+            )
+            with_unknown(completion)
+            yield instance_service_pb2.GenerateResponse(completion=completion)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.clients.languages import LANGUAGES, PAGE, RUN_SECONDS, Program, Ran
 from tests.e2e.client import Client, eventually
 
 # The first of them builds all clients.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 MODELS = Path(__file__).parents[2] / "models"
 MODEL = "shardring/tiny-facts"

@@ -19,7 +19,7 @@ from tests.clients.scripted import (
 from tests.clients.silent import silent_proxy
 
 # The first of them builds all clients.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -127,14 +127,19 @@ async def test_a_typed_error_is_printed_readably(program: Program) -> None:
         assert ran == Ran(1, "", f"error DATA_LOSS: untyped {TEXT}\n")
 
 
-async def test_a_deadline_ends_a_call_on_both_sides(program: Program) -> None:
+async def test_a_deadline_ends_a_call_on_both_sides(programs: list[Program]) -> None:
     async with scripted() as server:
-        options = ("--node", str(server.address), "--timeout", "1")
-        ran = await program.run("generate", "silent", "Hi", *options)
-        assert ran.status == 1
-        assert ran.err.startswith("error DEADLINE_EXCEEDED: ")
-        assert server.seen.remaining_seconds[0] <= 1
-        assert await asyncio.wait_for(server.seen.ended.get(), 30) == "cancelled"
+        # Long enough to connect on a busy machine.
+        options = ("--node", str(server.address), "--timeout", "6")
+        all_ran = await asyncio.gather(
+            *(program.run("generate", "silent", "Hi", *options) for program in programs)
+        )
+        for program, ran in zip(programs, all_ran, strict=True):
+            assert ran.status == 1, program.name
+            assert ran.err.startswith("error DEADLINE_EXCEEDED: "), program.name
+            assert await asyncio.wait_for(server.seen.ended.get(), 30) == "cancelled"
+        assert len(server.seen.remaining_seconds) == len(programs)
+        assert all(seconds <= 6 for seconds in server.seen.remaining_seconds)
 
 
 async def test_cancelling_ends_a_generation_on_both_sides(program: Program) -> None:
@@ -153,7 +158,7 @@ async def test_silent_servers_are_noticed_and_quiet_ones_are_left_alone(
         server = await stack.enter_async_context(scripted())
         proxy = await stack.enter_async_context(silent_proxy(server.address))
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        options = ("--keepalive", "1", "--timeout", "55")
+        options = ("--keepalive", "1", "--timeout", "100")
         lost = [
             group.create_task(
                 program.run("generate", "silent", "Hi", "--node", str(proxy.address), *options)
@@ -167,7 +172,7 @@ async def test_silent_servers_are_noticed_and_quiet_ones_are_left_alone(
             for program in programs
         ]
         for _ in (*lost, *quiet):
-            await asyncio.wait_for(server.seen.quiet.acquire(), 30)
+            await asyncio.wait_for(server.seen.quiet.acquire(), 60)
         proxy.silence()
         for program, task in zip(programs, lost, strict=True):
             ran = await task
@@ -183,11 +188,9 @@ async def test_silent_servers_are_noticed_and_quiet_ones_are_left_alone(
     "words",
     [
         (),
-        ("nonsense",),
         ("constructor",),
         ("nodes", "more"),
         ("nodes", "--nonsense", "1"),
-        ("nodes", "--timeout"),
         ("nodes", "--timeout", "soon"),
         ("generate", "facts", "Hi", "--seed", "1" + 30 * "0"),
     ],

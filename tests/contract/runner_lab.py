@@ -186,8 +186,8 @@ def children(instance_id: str = "") -> dict[int, psutil.Process]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Return once the condition holds; fail when it does not within 10 s."""
-    async with asyncio.timeout(10):
+    """Return once the condition holds; fail when it does not within 60 s."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 

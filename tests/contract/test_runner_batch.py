@@ -210,10 +210,15 @@ async def test_more_than_may_wait_are_refused(one: Node) -> None:
     fields = request([50, 60, 70], 500)
     call = one.instances.Generate(pb.GenerateRequest(instance_id="one", **fields, choice_count=16))
     await call.read()
+    more = [
+        asyncio.create_task(one.generate("one", **fields, choice_count=16))
+        for _ in range(QUEUE_LIMIT // 16)
+    ]
     with pytest.raises(ShardringError) as refusal:
-        await asyncio.gather(
-            *(one.generate("one", **fields, choice_count=16) for _ in range(QUEUE_LIMIT // 16))
-        )
+        await asyncio.gather(*more)
+    for task in more:
+        task.cancel()
+    await asyncio.gather(*more, return_exceptions=True)
     metadata = refused(refusal, Reason.QUEUE_FULL)
     assert int(metadata["queued_count"]) + 16 > QUEUE_LIMIT == int(metadata["queue_limit"])
     call.cancel()

@@ -18,8 +18,6 @@ import pytest_asyncio
 from services.common.errors import ShardringError
 from services.runner.adapters.child import start_child
 from services.runner.adapters.sibling import RemoteSibling
-from services.runner.child_protocol import Connect
-from services.runner.requests import Requests
 from services.runner.supervisor import ShardSupervisor
 from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import runner_pb2
@@ -50,10 +48,11 @@ async def nodes() -> AsyncIterator[list[Node]]:
         yield started
 
 
-def alive(kind: type[object]) -> int:
-    """Count the objects of a type that anything still refers to."""
+def alive(kind: type[ShardSupervisor | RemoteSibling]) -> int:
+    """Count the objects of a type that belong to "round" and that anything still refers to."""
     gc.collect()
-    return sum(type(found) is kind for found in gc.get_objects())
+    found = [each for each in gc.get_objects() if type(each) is kind]
+    return sum(each.instance_id == "round" for each in found)
 
 
 async def ask_and_leave(head: Node, chance: random.Random) -> None:
@@ -109,7 +108,8 @@ async def test_hundreds_of_requests_given_up_leave_nothing(nodes: list[Node]) ->
     assert answers == [answer] * 3
     await idle()
     assert counts() == before
-    [requests] = [r for r in gc.get_objects() if type(r) is Requests and r._shard.rank.rank == 0]
+    instance = head.runner._instances["left"]
+    requests = instance.requests
     held = (requests._choices, requests._calls, requests._preparing, requests._to_come)
     assert not any(held)
     assert not requests._shard._requests_at_work
@@ -195,12 +195,15 @@ async def test_starts_and_stops_at_once_end_in_order(nodes: list[Node]) -> None:
     await nodes[0].stop("torn")
 
 
+# The child waits for a neighbour that never comes, deaf to all but the end of its parent.
 PARENT = """
 import asyncio, sys
 from services.runner.adapters.child import start_child
+from services.runner.child_protocol import Connect
 
 async def main():
     child = await start_child("orphan", 0, "node", {})
+    child.send(Connect(0, tuple(sys.argv[1:])))
     print(child.pid, flush=True)
     await asyncio.sleep(600)
 
@@ -208,36 +211,41 @@ asyncio.run(main())
 """
 
 
-async def _orphan(stopped: bool) -> psutil.Process:
-    """Return a child whose parent was killed."""
+@pytest.mark.parametrize(
+    "stopped",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                sys.platform != "linux", reason="only Linux kills what is stopped with its parent"
+            ),
+        ),
+    ],
+)
+async def test_a_child_dies_with_its_parent(stopped: bool) -> None:
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", PARENT, *hosts), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     child = psutil.Process(int(await parent.stdout.readline()))
-    if stopped:
-        # Once it has asked to be killed with its parent, which it does before it imports MLX.
-        await eventually(lambda: any("libmlx" in m.path for m in child.memory_maps()))
-        child.send_signal(signal.SIGSTOP)
-    parent.kill()
-    await parent.wait()
-    return child
+    try:
+        await eventually(lambda: any(c.status == "LISTEN" for c in child.net_connections("tcp")))
+        if stopped:
+            child.send_signal(signal.SIGSTOP)
+        parent.kill()
+        await parent.wait()
+        await eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills processes with their parent")
-async def test_a_stopped_child_dies_with_its_parent() -> None:
-    child = await _orphan(stopped=True)
-    await eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-
-
-async def test_a_child_ends_with_its_connection_whatever_it_is_in() -> None:
-    ports = free_ports(2)
+async def test_a_child_ends_with_its_connection() -> None:
+    """As where nothing kills processes with their parents."""
     child = await start_child("alone", 0, "node", {})
     try:
-        # Waits for a neighbour that never comes, deaf to anything but the end of its parent.
-        child.send(Connect(0, (f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}")))
-        process = psutil.Process(child.pid)
-        await eventually(lambda: any(c.status == "LISTEN" for c in process.net_connections("tcp")))
         child._writer.close()
         assert await child._process.wait() == 0
     finally:

@@ -1,6 +1,7 @@
 """Who is spoken to over TLS, and who is refused, in words that can be acted on."""
 
 import asyncio
+import itertools
 import os
 import ssl
 from collections.abc import AsyncIterator
@@ -16,14 +17,20 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.main import cli
-from services.common.access import CHANGING
+from services.common.access import CHANGING, Caller, check_caller
 from services.common.addresses import HostPort
 from services.common.channel import Remote
 from services.common.errors import Reason, ShardringError
 from services.common.security import Security, ServerOptions, security_of
 from services.common.server import ListenError, Server, start_server
-from services.common.tls import Tls, node_host
+from services.common.status import error_from_rpc
+from services.common.tls import Tls, node_host, node_uri
+from services.downloads.app import Downloads
+from services.downloads.fleet import Fleet
 from services.downloads.hub import HubServer, hub_app
+from services.downloads.rpc import registration
+from services.downloads.rpc.servicer import DownloadsServicer
+from services.downloads.watchers import Watchers
 from services.downloads.worker.fetch import neighbour_tls
 from services.topology.agent.bursts import BurstGate
 from services.topology.agent.identify import identify
@@ -33,6 +40,7 @@ from services.topology.agent.rpc import identity_registration
 from services.topology.app import TopologyApp
 from services.topology.rpc.servicer import topology_registration
 from shardring.downloads.v1 import downloads_service_pb2
+from shardring.downloads.v1.downloads_service_pb2_grpc import DownloadsServiceStub
 from shardring.placement.v1 import placement_service_pb2
 from shardring.runner.v1 import instance_service_pb2, shard_service_pb2
 from shardring.topology.v1 import (
@@ -277,6 +285,71 @@ async def test_a_node_speaks_for_itself_only(files: Files) -> None:
                 assert "names" in refusals[0].message
 
 
+async def test_a_worker_attaches_for_its_own_node_only(files: Files) -> None:
+    watchers = Watchers()
+    fleet = Fleet(watchers)
+    servicer = DownloadsServicer(Downloads(fleet, watchers), fleet)
+    hello = downloads_service_pb2.AttachWorkerRequest(
+        hello=downloads_service_pb2.WorkerHello(node_id=A)
+    )
+
+    async def attach(tls: Tls) -> None:
+        """Attach as A with this certificate; raise what the service says."""
+        address = HostPort("127.0.0.1", server.port)
+        remote = Remote("downloads", [address], security=secured(tls))
+        call = DownloadsServiceStub(remote.channel).AttachWorker(timeout=10)
+        try:
+            await call.write(hello)
+            async with asyncio.timeout(10):
+                while A not in fleet.node_ids():
+                    if call.done():
+                        await call.read()
+                    await asyncio.sleep(0.01)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, service="downloads", address=remote.address) from error
+        finally:
+            call.cancel()
+            await remote.close()
+
+    async with serving(secured(files.issue("control")), registration(servicer)) as server:
+        for name, node_id in (("bob", B), ("anna", "")):
+            tls = files.issue(name, node_id=node_id, client=not node_id)
+            with pytest.raises(ShardringError) as refused:
+                await attach(tls)
+            assert refused.value.reason is Reason.NODE_NOT_PROVEN
+            assert refused.value.metadata["certificate_node_id"] == node_id
+        await attach(files.issue("ada", node_id=A))
+        servicer.end_sessions()
+    fleet.close()
+    watchers.close()
+
+
+ADA = Caller(("ada", "CN=ada", node_uri(A)), (A,))
+ANNA = Caller(("anna", "CN=anna", "shardring://client/anna"), ())
+
+
+@pytest.mark.parametrize("path", CHANGING)
+def test_each_call_is_for_whom_the_table_says(path: str) -> None:
+    """Tried with every kind of caller, with and without --allow."""
+    rule = CHANGING[path]
+    for caller, allowed, node_id in itertools.product(
+        (ADA, ANNA), (frozenset[str](), frozenset({"anna"}), frozenset({"olga"})), (A, B, "")
+    ):
+        may = (
+            bool(rule.own and caller is ADA and node_id == A)
+            or bool(rule.nodes and caller is ADA)
+            or (rule.clients and (not allowed or (caller is ANNA and "anna" in allowed)))
+        )
+        try:
+            check_caller(caller, rule, allowed, "Call", node_id)
+        except ShardringError as error:
+            assert not may
+            expected = Reason.CALLER_NOT_ALLOWED if rule.clients else Reason.NODE_NOT_PROVEN
+            assert error.reason is expected
+        else:
+            assert may
+
+
 async def test_who_may_change_something_can_be_limited(files: Files) -> None:
     remove = topology_service_pb2.RemoveNodeRequest(node_id=A)
     async with topology(files, "anna", "shardring://client/olga") as server:
@@ -377,6 +450,22 @@ async def test_a_hub_of_a_node_is_for_the_cluster_only(files: Files, tmp_path: P
                 await client.get(url, extensions={"sni_hostname": node_host(B)})
     finally:
         await hub.stop()
+
+
+async def test_garbage_costs_a_server_with_tls_nothing(files: Files) -> None:
+    """Nor do clients that say nothing, or the half of a hello."""
+    hello = bytes.fromhex("16030100c8010000c40303")
+    anna = secured(files.issue("anna", client=True))
+    async with serving(secured(files.issue("control"))) as server:
+        writers = []
+        for words in (b"", hello, b"\xff" * 5_000, b"GET / HTTP/1.1\r\n\r\n") * 16:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(words)
+            writers.append(writer)
+        await asked(server, anna)
+        for writer in writers:
+            writer.transport.abort()
+        await asked(server, anna)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "studio-1"])

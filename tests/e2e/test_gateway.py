@@ -441,14 +441,17 @@ async def test_workers_are_kept_current(
     question, expected = FACTS[4]
     # There is an instance, but not of this one's model.
     other = await start_gateway(lab, "other", "--model", "other/model")
-    await other.event("listening")
-    await other.event("waiting")
-    await start(client, "second", nodes=1)
-    assert (await gateway.event("added"))["instance_id"] == "second"
-    await stop(cluster, "facts")
-    assert (await gateway.event("removed"))["instance_id"] == "facts"
-    assert (await chat(api, question)).choices[0].message.content == expected
-    await killed_with_its_smg(other)
+    try:
+        await other.event("listening")
+        await other.event("waiting")
+        await start(client, "second", nodes=1)
+        assert (await gateway.event("added"))["instance_id"] == "second"
+        await stop(cluster, "facts")
+        assert (await gateway.event("removed"))["instance_id"] == "facts"
+        assert (await chat(api, question)).choices[0].message.content == expected
+        await killed_with_its_smg(other)
+    finally:
+        await other.stop()
     await stop(cluster, "second")
     assert (await gateway.event("removed"))["instance_id"] == "second"
     await gateway.event("waiting")
@@ -470,8 +473,11 @@ async def killed_with_its_smg(gateway: Gateway) -> None:
 
 async def test_a_port_that_is_taken_is_told(lab: Lab, gateway: Gateway) -> None:
     refused = await start_gateway(lab, "refused", "--port", str(gateway.port))
-    async with asyncio.timeout(SECONDS):
-        assert await refused.process.wait() == 1
+    try:
+        async with asyncio.timeout(SECONDS):
+            assert await refused.process.wait() == 1
+    finally:
+        await refused.stop()
     assert f"127.0.0.1:{gateway.port}: Address already in use" in refused.log.read_text()
 
 

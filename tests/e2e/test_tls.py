@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -103,16 +105,26 @@ async def test_an_answer_over_tls_alone(cluster: Cluster) -> None:
 
 
 async def test_a_gateway_reaches_heads_over_tls(cluster: Cluster) -> None:
+    """And serves its own clients with TLS too."""
     environment = {**os.environ, **cluster.lab.client_environment, **cluster.client("guest")}
-    async with command(("gateway", "--port", "0", "--json"), environment) as process:
+    control = cluster.files.issue("control")
+    own = ("--tls-cert-path", str(control.cert), "--tls-key-path", str(control.key))
+    arguments = ("gateway", "--port", "0", "--json", "--", *own)
+    async with command(arguments, environment) as process:
         assert process.stdout is not None
         async with asyncio.timeout(60):
             listening = json.loads(await process.stdout.readline())
             while json.loads(await process.stdout.readline())["event"] != "added":
                 pass
-        async with openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{listening['port']}/v1", api_key="none", max_retries=0
-        ) as api:
+        async with (
+            httpx.AsyncClient(verify=ssl.create_default_context(cafile=control.ca)) as http,
+            openai.AsyncOpenAI(
+                base_url=f"https://127.0.0.1:{listening['port']}/v1",
+                api_key="none",
+                max_retries=0,
+                http_client=http,
+            ) as api,
+        ):
             answer = await api.chat.completions.create(
                 model=MODEL,
                 messages=[{"role": "user", "content": "What is the capital of Italy?"}],

@@ -56,8 +56,9 @@ async def cluster() -> AsyncIterator[Cluster]:
             client = Client(lab)
             await client.node_ids(*NODES)
             running = Cluster(lab, client, temporary)
-            # Nodes measure themselves once, in a process of their own.
-            await eventually(lambda: all(not now.children for now in running.nodes().values()), 120)
+            # Nodes measure themselves once while they are idle, in a process of their own.
+            await eventually(lambda: len(list(lab.folder.rglob("calibration.json"))) == 3, 300)
+            await eventually(lambda: all(not now.children for now in running.nodes().values()))
             yield running
             await client.close()
         finally:

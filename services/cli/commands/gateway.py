@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from services.cli.gateway.following import Follower
-from services.cli.gateway.smg import Smg, SmgOptions, check_installed
+from services.cli.gateway.smg import Smg, SmgOptions, check_installed, has_tls
 from services.cli.gateway.workers import Worker
 from services.cli.shell import Shell, client_command
 from services.cli.text import without_controls
@@ -67,7 +67,7 @@ async def gateway(
     handed to smg: `shardring gateway -- --api-key KEY --tool-call-parser qwen`.
     """
     check_installed()
-    if not insecure and not is_loopback(host) and "--tls-cert-path" not in smg_options:
+    if not insecure and not is_loopback(host) and not has_tls(smg_options):
         raise click.UsageError(
             f"Without TLS, what clients and {host} say can be read by others. Give smg a "
             "certificate (-- --tls-cert-path FILE --tls-key-path FILE), listen on 127.0.0.1, or on "

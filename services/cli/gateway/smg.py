@@ -61,6 +61,11 @@ def check_installed() -> None:
         raise SmgError("smg is not installed here. Install it: pip install 'shardring[gateway]'")
 
 
+def has_tls(options: Sequence[str]) -> bool:
+    """Return whether smg serves with TLS under these options."""
+    return any(option.partition("=")[0] == "--tls-cert-path" for option in options)
+
+
 class Smg:
     """A running smg; use as an async context manager.
 
@@ -118,7 +123,7 @@ class Smg:
 
     @property
     def _url(self) -> str:
-        scheme = "https" if "--tls-cert-path" in self._options.more else "http"
+        scheme = "https" if has_tls(self._options.more) else "http"
         return f"{scheme}://{HostPort(_asked_at(self.address.host), self.address.port)}"
 
     async def ended(self) -> SmgError:

@@ -89,7 +89,8 @@ def job_line(job: FetchJob) -> str:
 
 def job_from_line(line: str) -> FetchJob:
     """Return what `job_line` said."""
-    return FetchJob(**json.loads(line))
+    fields: dict[str, Any] = json.loads(line)
+    return FetchJob(**{**fields, "tls": tuple(fields.get("tls", ()))})
 
 
 def order_line(order: FileOrder) -> str:

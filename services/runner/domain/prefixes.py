@@ -98,6 +98,8 @@ class Prefixes:
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return how many tokens two sequences begin with alike."""
     low, high = 0, min(len(one), len(other))
+    if tuple(one[:MIN_TOKENS]) != tuple(other[:MIN_TOKENS]):
+        high = min(high, MIN_TOKENS)  # as most do
     # By halves: comparing slices is far faster than comparing tokens one by one.
     while low < high:
         middle = (low + high + 1) // 2

@@ -243,10 +243,11 @@ class Schedule:
             sequence.reserved = min(
                 sequence.limit, round_up(len(sequence.tokens) + 1) + _GROWTH_TOKENS
             )
+            if not self._room.fits([*self._reserved(), sequence.reserved]):
+                return
             # What it re-uses counts as used now, and is the last to be given up for it.
             self._find(sequence)
-            if not self._make_room([sequence.reserved]):
-                return
+            self._make_room([sequence.reserved])
             self._waiting.remove(sequence)
             self._open(sequence)
 

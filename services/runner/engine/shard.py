@@ -1,12 +1,12 @@
 """One rank's engine: its place in the ring, its part of the model, its tokenizer, its work."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import psutil
 from mlx_lm import utils
 from opentelemetry.propagate import inject
 
@@ -30,8 +30,6 @@ from services.runner.engine.work import Model, Work
 
 _WARM_UP_PROMPT_TOKENS = 4
 _WARM_UP_TOKENS = 2
-# Where nobody set memory aside for caches, they may take this part of what is free.
-_CACHE_PART = 0.5
 _KIB = 1024
 # Kinds of caches by window that ranks tell each other about.
 _TOLD_KINDS = 4
@@ -87,7 +85,7 @@ class ShardEngine:
             if self._rank == 0:
                 self._tokenizer = Tokenizer(path)
         except StagesUnsupported as error:
-            raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
+            raise LoadError(Reason.STAGES_UNSUPPORTED, _not_cut(str(error))) from error
         except TensorUnsupported as error:
             text = f"This model cannot be tensor-sharded over this ring ({error})."
             raise LoadError(Reason.SHARDING_UNSUPPORTED, text) from error
@@ -127,7 +125,7 @@ class ShardEngine:
         except FloatingPointError as error:
             if self._ring is None:
                 raise LoadError(Reason.MODEL_MALFORMED, str(error)) from error
-            raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
+            raise LoadError(Reason.STAGES_UNSUPPORTED, _not_cut(str(error))) from error
         except CachesNotQuantizable as error:
             raise LoadError(Reason.INVALID_FIELD, _not_quantizable(str(error))) from error
         except (StagesUnsupported, TypeError, ValueError, AttributeError) as error:
@@ -135,7 +133,7 @@ class ShardEngine:
                 # Some architectures' attention takes no quantized caches.
                 raise LoadError(Reason.INVALID_FIELD, _not_quantizable(str(error))) from error
             # What a layer says that is given another number of values than it takes.
-            raise LoadError(Reason.STAGES_UNSUPPORTED, _one_node(str(error))) from error
+            raise LoadError(Reason.STAGES_UNSUPPORTED, _not_cut(str(error))) from error
         seconds = time.perf_counter() - began
         self._work.checking = False
         self._share_costs(cost)
@@ -178,10 +176,8 @@ class ShardEngine:
     def _cost(self, cache: list[Any]) -> CacheCost:
         """Return what sequences cost here, judged by a first one's caches."""
         assert self._load is not None
-        limit = self._load.reserved_bytes
-        if not limit:
-            limit = int(_free_bytes() * _CACHE_PART)
         assert self._model is not None
+        limit = min(self._load.cache_limit_bytes, _device_bytes_left())
         self._batched = self._model.can_batch and can_batch(cache)
         return cost_of(cache, limit)
 
@@ -267,13 +263,12 @@ class ShardEngine:
         self._inbox.put(item)
 
 
-def _free_bytes() -> int:
-    """Return the memory that more could be put into: what is free, on a GPU what it may take."""
-    free = int(psutil.virtual_memory().available)
+def _device_bytes_left() -> int:
+    """Return what a GPU may still be given; no limit on a CPU."""
     if mx.default_device() == mx.Device(mx.cpu):
-        return free
+        return sys.maxsize
     allowed = int(mx.device_info()["max_recommended_working_set_size"])
-    return max(0, min(free, allowed - mx.get_active_memory()))
+    return max(0, allowed - int(mx.get_active_memory()))
 
 
 def _not_quantizable(why: str) -> str:
@@ -283,5 +278,5 @@ def _not_quantizable(why: str) -> str:
     )
 
 
-def _one_node(why: str) -> str:
-    return f"This architecture cannot be cut into stages ({why}); place it on one node."
+def _not_cut(why: str) -> str:
+    return f"This model cannot be cut like this ({why}); place it on fewer nodes, or on one."

@@ -12,6 +12,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from services.runner.engine.ring import Ring
+from services.runner.engine.trace import NotTraceable, trace
 
 
 class TensorUnsupported(Exception):
@@ -21,10 +22,8 @@ class TensorUnsupported(Exception):
 class SplitModel:
     """One rank's part of every layer, called on tokens on every rank."""
 
-    can_batch = True
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, *, can_batch: bool) -> None:
+        self._model, self.can_batch = model, can_batch
 
     def make_cache(self, max_token_count: int | None = None) -> list[Any]:
         """Return mlx-lm's empty caches of one sequence."""
@@ -49,8 +48,14 @@ def load_tensor(path: Path, ring: Ring) -> SplitModel:
     if not hasattr(model, "shard"):
         raise TensorUnsupported("mlx-lm does not split its layers")
     try:
+        can_batch = trace(model).can_batch
+    except NotTraceable:
+        can_batch = False
+    try:
         model.shard(ring.group)
+        # Without computing anything: heads that do not divide show in the shapes.
+        model(mx.array([[0]]), cache=make_prompt_cache(model))
     except ValueError as error:
-        raise TensorUnsupported(str(error)) from error
+        raise TensorUnsupported(f"its parts do not divide by {ring.size}: {error}") from error
     mx.eval(model.parameters())
-    return SplitModel(model)
+    return SplitModel(model, can_batch=can_batch)

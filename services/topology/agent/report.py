@@ -42,6 +42,12 @@ def available_bytes(total: int, free: int, rules: MemoryRules) -> int:
     return max(0, min(total, for_shards - rules.reserved_bytes()))
 
 
+def memory_left(rules: MemoryRules) -> int:
+    """Return what shards may still take of this machine's memory now."""
+    memory = psutil.virtual_memory()
+    return available_bytes(memory.total, memory.available, rules)
+
+
 def installed_backends() -> tuple[Backend, ...]:
     """Return what this machine can compute on; none without mlx. Does not import it."""
     if importlib.util.find_spec("mlx") is None:

@@ -300,3 +300,29 @@ def test_nothing_is_left_to_the_ring_after_the_last_one_ended() -> None:
     assert tidy.commands == [[Command.CLOSE, sequence.sequence_id]]
     assert here.issue() is None
     assert here.schedule.is_idle
+
+
+def test_one_set_back_while_its_token_is_on_its_way_computes_it_anew() -> None:
+    here = world(lane_count=1, window=3)
+    sequence = submit(here, [1, 2, 3, 4], 10)
+    while sequence.in_lane is None or not here.issued:
+        if here.issue() is None:
+            here.arrive()
+    here.schedule._set_back()
+    # It begins anew before the old step comes back.
+    assert here.issue() is not None
+    here.drain()
+    assert sequence.attempt == 1
+    assert here.finished == [sequence]
+
+
+def test_what_is_kept_is_what_the_caches_hold_while_steps_are_on_their_way() -> None:
+    here = world(fixed=3, ahead=True, lane_count=1, window=2)
+    sequence = submit(here, [1, 2, 3, 4], 10)
+    while sum(isinstance(step, Decode) for step in here.issued) < 2:
+        if here.issue() is None:
+            here.arrive()
+    here.end(sequence, keep=True)
+    here.drain()
+    lengths = sorted(len(cache) for cache in here.ring.kept.values())
+    assert lengths == sorted(here.schedule.cached_tokens()[1])
