@@ -28,6 +28,7 @@ check: $(STAMP)
 	@$(BIN)/lint-imports
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --diff --exit-code
+	@$(BIN)/buf breaking --against protos/api.binpb
 	@$(TOOLS) protos/generate.py --check
 
 bench: $(STAMP)
@@ -44,6 +45,7 @@ exact: $(STAMP)
 gen: $(STAMP)
 	@$(TOOLS) protos/generate.py
 	@$(BIN)/python scripts/errors-doc.py
+	@$(BIN)/python scripts/api-doc.py
 
 lock: $(STAMP)
 	@$(BIN)/uv pip compile -q --universal --no-emit-index-url --no-header --python-version 3.11 \

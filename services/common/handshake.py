@@ -113,9 +113,9 @@ def _refusal(error: Exception) -> str:
 async def wrong_node(addresses: Sequence[HostPort], tls: Tls, node_id: str) -> ShardringError:
     """Return the error for a node that is not the one at these addresses, naming who is."""
     found = await asyncio.gather(*(peer_node_id(address, tls) for address in addresses))
+    others = zip(addresses, found, strict=True)
     where, other = next(
-        ((at, other) for at, other in zip(addresses, found, strict=True) if other != node_id),
-        (addresses[0], ""),
+        ((at, other) for at, other in others if other not in ("", node_id)), (addresses[0], "")
     )
     return ShardringError(
         Reason.WRONG_NODE,

@@ -8,6 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError
 
 from services.common.errors import Reason, ShardringError
+from services.common.handshake import told
 from shardring.common.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
@@ -150,9 +151,11 @@ def error_from_rpc(
     named: dict[str, object] = {"service": service, "address": address}
     where = f"{service} at {address}" if address else service
     if error.code() is grpc.StatusCode.UNAVAILABLE:
+        details = error.details() or ""
+        why = why or told(details)
         return ShardringError(
             Reason.SERVICE_UNAVAILABLE,
-            f"Cannot reach {where}: {why or f'{error.details()}. Is it running?'}",
+            f"Cannot reach {where}: {why or f'{details}. Is it running?'}",
             metadata=named,
             retry_delay_seconds=1,
         )

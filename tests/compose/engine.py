@@ -19,6 +19,8 @@ from pathlib import Path
 _START_SECONDS = 120.0
 _STOP_SECONDS = 60.0
 _CGROUPS = Path("/sys/fs/cgroup")
+_RUN = Path("/run")
+_PREFIX = "shardring-test-"
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _PACKAGES = {
@@ -85,9 +87,10 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = folder / "dockerd.log"
+        name = f"{_PREFIX}{os.getpid()}"
         # A socket's path is short.
-        self._socket = Path("/run") / f"shardring-test-{os.getpid()}.sock"
-        self._cgroup = f"shardring-test-{os.getpid()}"
+        self._socket = _RUN / f"{name}.sock"
+        self._cgroup = name
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -101,6 +104,7 @@ class Engine:
 
     def start(self) -> None:
         """Start it and wait until it answers. Raises RuntimeError with the last of its log."""
+        _sweep()
         data = self.folder / "engine"
         data.mkdir()
         # Not this machine's own.
@@ -139,10 +143,8 @@ class Engine:
             self._process.wait(_STOP_SECONDS)
         self._socket.unlink(missing_ok=True)
         until = time.monotonic() + _STOP_SECONDS
-        while left := self._cgroups():
-            for path in left:
-                with contextlib.suppress(OSError):  # its processes are on their way out
-                    path.rmdir()
+        while left := _cgroups(self._cgroup):
+            _remove(left)
             if time.monotonic() > until:
                 raise RuntimeError(f"control groups are left: {left}")
             time.sleep(0.05)
@@ -152,7 +154,7 @@ class Engine:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         return [
             *(line for line in mounts if str(self.folder) in line),
-            *map(str, self._cgroups()),
+            *map(str, _cgroups(self._cgroup)),
             *([str(self._socket)] if self._socket.exists() else []),
             *_processes_naming(str(self.folder)),
         ]
@@ -165,11 +167,27 @@ class Engine:
             return b" 200 " in asking.recv(64)
         return False
 
-    def _cgroups(self) -> list[Path]:
-        """Return this engine's control groups, the innermost first."""
-        roots = [_CGROUPS / self._cgroup, *_CGROUPS.glob(f"*/{self._cgroup}")]
-        found = [path for root in roots for path in (root, *root.rglob("*")) if path.is_dir()]
-        return sorted(found, key=lambda path: -len(path.parts))
+
+def _cgroups(name: str) -> list[Path]:
+    """Return the control groups of that name and within, the innermost first."""
+    roots = [_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")]
+    found = [path for root in roots for path in (root, *root.rglob("*")) if path.is_dir()]
+    return sorted(found, key=lambda path: -len(path.parts))
+
+
+def _remove(cgroups: list[Path]) -> None:
+    for path in cgroups:
+        with contextlib.suppress(OSError):  # its processes are on their way out
+            path.rmdir()
+
+
+def _sweep() -> None:
+    """Remove what a run that was killed could not: its processes and mounts ended with it."""
+    places = [*_RUN.glob(f"{_PREFIX}*.sock"), *_CGROUPS.glob(f"*/{_PREFIX}*")]
+    for number in {path.stem.removeprefix(_PREFIX) for path in places}:
+        if not Path("/proc", number).exists():
+            _remove(_cgroups(f"{_PREFIX}{number}"))
+            (_RUN / f"{_PREFIX}{number}.sock").unlink(missing_ok=True)
 
 
 def _processes_naming(word: str) -> list[str]:

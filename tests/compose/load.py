@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import openai
 
-from services.cli.client import Cluster
 from services.cli.runner_client import RunnerClient
 from services.common.errors import ShardringError
-from shardring.placement.v1 import placement_pb2, placement_service_pb2
+from shardring.placement.v1 import placement_service_pb2
 from shardring.runner.v1 import instance_service_pb2, runner_pb2
 
 MODEL = "shardring/tiny-facts"
@@ -53,14 +52,12 @@ async def chat(api: openai.AsyncOpenAI, *, long: bool = False) -> str:
     return "".join(choice.delta.content or "" for choice in choices)
 
 
-async def place(cluster: Cluster, request_id: str) -> placement_pb2.Placement:
-    """Return a placement on all three nodes."""
-    return await cluster.place(
-        placement_service_pb2.PlaceRequest(
-            model_id=MODEL,
-            request_id=request_id,
-            constraints=placement_service_pb2.PlacementConstraints(min_node_count=3),
-        )
+def place_request(request_id: str) -> placement_service_pb2.PlaceRequest:
+    """Return a request for a placement on all three nodes."""
+    return placement_service_pb2.PlaceRequest(
+        model_id=MODEL,
+        request_id=request_id,
+        constraints=placement_service_pb2.PlacementConstraints(min_node_count=3),
     )
 
 

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.client import ClientOptions, Cluster
+from services.cli.joining import PLACEMENT_PORT
+from services.common.addresses import HostPort
+from services.common.channel import Remote
 from tests.compose.engine import Engine, run
 
 ROOT = Path(__file__).parents[2]
 NODES = ("node-1", "node-2", "node-3")
 CONTROL = ("topology", "downloads", "placement-1", "placement-2")
 SERVICES = (*CONTROL, "hub", *NODES, "gateway")
+BUILT = ("topology", "downloads", "placement-1", "hub", "node-1", "gateway")
 BASE = "shardring/test-base"
 RING_NETWORK = "10.89.2.0/24"
 _COPIED = ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", ".dockerignore")
@@ -99,7 +103,8 @@ class Stack:
         for wheel in wheels.glob("*.whl"):
             shutil.copy2(wheel, self.folder / "deploy" / "wheels")
         self.engine.docker("import", base, BASE)
-        run(*self._compose, "build", env=self.environment)
+        # The others run images of these, and each build would send the whole context again.
+        run(*self._compose, "build", *BUILT, env=self.environment)
 
     def up(self) -> None:
         """Start everything; each container once those that it needs are healthy."""
@@ -162,6 +167,11 @@ class Stack:
             await self.address(name) for name in ("topology", "placement-1", "downloads")
         ]
         return Cluster(ClientOptions(topology=topology, placement=placement, downloads=downloads))
+
+    async def placement(self) -> Remote:
+        """Return what the name `placement` stands for, both copies; close it."""
+        hosts = [await self.address(name) for name in ("placement-1", "placement-2")]
+        return Remote("placement", [HostPort(host, PLACEMENT_PORT) for host in hosts])
 
     def words(self) -> str:
         """Return the last lines of every container, for a failed test's report."""

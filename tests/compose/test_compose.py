@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import openai
 import pytest_asyncio
+import yaml  # type: ignore[import-untyped]
 
 from services.cli.client import Cluster
 from services.cli.instances import Wanted, bring_up
@@ -19,8 +20,10 @@ from services.common.errors import Reason, ShardringError
 from services.common.status import error_from_proto
 from shardring.downloads.v1 import downloads_pb2
 from shardring.placement.v1 import placement_service_pb2
+from shardring.placement.v1.placement_service_pb2_grpc import PlacementServiceStub
 from shardring.runner.v1 import runner_pb2
-from tests.compose.load import ANSWER, MODEL, SECONDS, Asker, answer, asking, chat, place
+from tests.compose.engine import run
+from tests.compose.load import ANSWER, MODEL, SECONDS, Asker, answer, asking, chat, place_request
 from tests.compose.stack import CONTROL, NODES, RING_NETWORK, ROOT, SERVICES, Stack
 
 # In how many ways three nodes are linked.
@@ -140,6 +143,24 @@ async def test_every_container_is_healthy_and_confined(stack: Stack) -> None:
         assert all(place["HostIp"] == "127.0.0.1" for place in published)
 
 
+def test_what_observes_fits_in(stack: Stack) -> None:
+    deploy = stack.folder / "deploy"
+    merged = yaml.safe_load(
+        run(
+            *("docker-compose", "-f", deploy / "compose.yaml"),
+            *("-f", deploy / "compose.observability.yaml", "config"),
+            env=stack.environment,
+        )
+    )["services"]
+    assert merged.keys() == {*SERVICES, "collector", "jaeger"}
+    for name in set(SERVICES) - {"hub"}:
+        variables = merged[name]["environment"]
+        assert variables["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4317"
+        assert variables["SHARDRING_INSECURE"] == "1"
+    settings = yaml.safe_load((deploy / "collector.yaml").read_text())
+    assert settings["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"] == "0.0.0.0:4317"
+
+
 async def test_only_the_node_image_has_mlx(stack: Stack) -> None:
     find = "python3 -c 'import importlib.util as u; print(u.find_spec(\"mlx\") is not None)'"
     # With the images' own Python, which is first on their PATH.
@@ -181,11 +202,16 @@ async def test_control_services_are_restarted_under_load(
     await linked(cluster)
     numbers = iter(range(10**6))
 
-    async def placed() -> str:
-        placement = await place(cluster, f"request-{next(numbers)}")
-        return str(len(placement.ranks))
+    remote = await stack.placement()
+    call = PlacementServiceStub(remote.channel).Place
 
-    async with running(cluster, api, "rolling") as rolling:
+    async def placed() -> str:
+        request = place_request(f"request-{next(numbers)}")
+        response = await remote.unary(call, request, timeout=SECONDS)
+        return str(len(response.placement.ranks))
+
+    async with contextlib.AsyncExitStack() as ending, running(cluster, api, "rolling") as rolling:
+        ending.push_async_callback(remote.close)
         placing = Asker("place", placed)
         async with asking(rolling.grpc, rolling.http, placing):
             await placing.more()
@@ -201,6 +227,12 @@ async def test_control_services_are_restarted_under_load(
         assert placing.refused_seconds <= RESTART_SECONDS, placing.errors
 
 
+def _is_of_lost_node(error: Exception, name: str) -> None:
+    assert isinstance(error, ShardringError)
+    assert error.reason is Reason.INSTANCE_FAILED
+    assert f"Node {name} with rank 1 is lost" in error.message
+
+
 async def test_a_killed_node_fails_its_instance_and_comes_back(
     stack: Stack, cluster: Cluster, api: openai.AsyncOpenAI
 ) -> None:
@@ -212,8 +244,7 @@ async def test_a_killed_node_fails_its_instance_and_comes_back(
         with contextlib.suppress(RuntimeError):  # its container ends while the shell still runs
             await stack.shell(killed.node(1), victim)
         error = await killed.grpc.failed()
-        assert isinstance(error, ShardringError)
-        assert error.reason is Reason.NODE_LOST, error
+        _is_of_lost_node(error, killed.node(1))
         assert isinstance(await killed.http.failed(), openai.OpenAIError)
     await generates_again(stack, cluster, api)
 
@@ -245,7 +276,7 @@ async def _refused_for(cluster: Cluster, reason: Reason) -> None:
     async with asyncio.timeout(RECOVERY_SECONDS):
         while refusal is None or refusal.reason is not reason:
             try:
-                await place(cluster, "refused")
+                await cluster.place(place_request("refused"))
             except ShardringError as error:
                 refusal = error
             await asyncio.sleep(0.2)
@@ -262,8 +293,7 @@ async def test_a_paused_node_fails_its_instance_and_comes_back(
             await stack.docker("pause", still)
             try:
                 error = await paused.grpc.failed()
-                assert isinstance(error, ShardringError)
-                assert error.reason is Reason.NODE_LOST, error
+                _is_of_lost_node(error, paused.node(1))
                 assert isinstance(await paused.http.failed(), openai.OpenAIError)
             finally:
                 await stack.docker("unpause", still)

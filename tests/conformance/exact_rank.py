@@ -21,7 +21,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import _get_classes, load_model
 
 from services.runner.domain.request import Sampling
-from services.runner.domain.schedule import Command
+from services.runner.domain.steps import Command
 from services.runner.engine.follower import Follower
 from services.runner.engine.head import details
 from services.runner.engine.line import Line, Pipeline, Split

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 import pytest_asyncio
@@ -52,7 +52,7 @@ class Cluster:
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("tls")
     files = Files.made(folder / "pki")
-    lab = Lab(folder / "lab", environment={"SHARDRING_ALLOW": "anna"})
+    lab = Lab(folder / "lab", environment={"SHARDRING_ALLOW": "anna", "SHARDRING_CALIBRATE": "0"})
     control = variables(files.issue("control"))
     try:
         _, topology, downloads = await asyncio.gather(
@@ -117,7 +117,7 @@ async def test_a_gateway_reaches_heads_over_tls(cluster: Cluster) -> None:
             while json.loads(await process.stdout.readline())["event"] != "added":
                 pass
         async with (
-            httpx.AsyncClient(verify=ssl.create_default_context(cafile=control.ca)) as http,
+            httpx2.AsyncClient(verify=ssl.create_default_context(cafile=control.ca)) as http,
             openai.AsyncOpenAI(
                 base_url=f"https://127.0.0.1:{listening['port']}/v1",
                 api_key="none",

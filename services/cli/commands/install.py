@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -67,6 +68,11 @@ def install(
     if refusal:
         raise click.ClickException(refusal)
     places = _places()
+    if places is SYSTEMD and (closed := closed_folder(*_read_by_services())):
+        raise click.ClickException(
+            f"{closed} is closed to other users, and systemd runs services as users of their own. "
+            "Have Shardring and its Python where everybody may read them, such as /opt/shardring."
+        )
     user, home = _owner(user) if places is LAUNCHD else ("", "")
     wish = Wish(
         tuple(dict.fromkeys(names)),
@@ -199,6 +205,20 @@ def _program() -> str:
     if not program.exists():
         raise click.ClickException(f"There is no {program}: is Shardring installed beside Python?")
     return str(program)
+
+
+def _read_by_services() -> tuple[Path, ...]:
+    """Return what a service has to read: its program, its Python, the code."""
+    return (Path(_program()), Path(sys.executable).resolve(), Path(__file__).resolve())
+
+
+def closed_folder(*paths: Path) -> Path | None:
+    """Return the first folder above these files that others may not enter, or None."""
+    for path in paths:
+        for folder in reversed(path.parents):
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                return folder
+    return None
 
 
 def _template(places: Places, name: str) -> str:

@@ -20,7 +20,8 @@ from services.runner.child_protocol import (
 )
 from services.runner.domain.cache_room import CacheRoom
 from services.runner.domain.request import Sampling
-from services.runner.domain.schedule import Command, Decode, Prefill, Schedule, Sequence, Step
+from services.runner.domain.schedule import Schedule
+from services.runner.domain.steps import Command, Decode, Prefill, Sequence, Step
 from services.runner.engine.answer import Answer, Ending
 from services.runner.engine.inbox import Inbox
 from services.runner.engine.line import Line

@@ -14,7 +14,7 @@ from mlx_lm.generate import _merge_caches
 from mlx_lm.models import cache as caches
 
 from services.runner.domain.cache_room import CacheCost, round_up
-from services.runner.domain.schedule import Command
+from services.runner.domain.steps import Command
 
 # Values that share a scale: mlx-lm's default, and the other that MLX has for narrower heads.
 _GROUP_SIZES = (64, 32)

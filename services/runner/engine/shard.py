@@ -14,7 +14,8 @@ from services.common.errors import Reason
 from services.runner.child_protocol import Cancel, Event, Load, Run
 from services.runner.domain.cache_room import CacheCost, CacheRoom
 from services.runner.domain.request import GenerationRequest, Sampling
-from services.runner.domain.schedule import PREFILL_CHUNK_TOKENS, Command, Schedule
+from services.runner.domain.schedule import PREFILL_CHUNK_TOKENS, Schedule
+from services.runner.domain.steps import Command
 from services.runner.engine.follower import Follower
 from services.runner.engine.head import Head, details
 from services.runner.engine.inbox import Inbox
@@ -219,8 +220,8 @@ class ShardEngine:
         assert self._tokenizer is not None
         size = 1 if self._ring is None else self._ring.size
         is_pipeline = isinstance(self._line, Pipeline)
-        # One more lane than stages covers the way back from the last one.
-        lane_count = size + 1 if is_pipeline else 1
+        # A lane for each stage: more of them would be smaller, and cost more in all.
+        lane_count = size if is_pipeline else 1
         room = CacheRoom(self._costs)
         schedule = Schedule(
             room,

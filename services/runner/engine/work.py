@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from services.runner.domain.request import Sampling
-from services.runner.domain.schedule import Command
+from services.runner.domain.steps import Command
 from services.runner.engine.lanes import Caches, Lanes
 from services.runner.engine.sampling import Sampler, choose
 from services.runner.engine.spans import SequenceSpans

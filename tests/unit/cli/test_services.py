@@ -179,6 +179,7 @@ def machine(
         made.path(folder).parent.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(module, "_ROOT", tmp_path)
     monkeypatch.setattr(module, "_places", lambda: places)
+    monkeypatch.setattr(module, "_read_by_services", lambda: ())
     monkeypatch.setattr(module, "_program", lambda: WISH.program)
     monkeypatch.setattr(
         module, "_template", lambda p, name: (DEPLOY / p.system / p.template(name)).read_text()
@@ -245,6 +246,18 @@ def test_listening_further_takes_tls_or_a_word(machine: Machine) -> None:
     assert done.exit_code == 1
     assert "--insecure" in done.output
     assert files(machine) == set()
+
+
+def test_a_closed_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Relative to a folder that is open: what is above it is pytest's own, and closed.
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for name, mode in (("open", 0o711), ("shut", 0o770)):
+        (Path(name) / "deep").mkdir(parents=True)
+        Path(name).chmod(mode)
+    in_open, in_shut = (Path(name) / "deep" / "program" for name in ("open", "shut"))
+    assert module.closed_folder(in_open) is None
+    assert module.closed_folder(in_open, in_shut) == Path("shut")
 
 
 def test_what_the_system_refuses_is_told(machine: Machine) -> None:

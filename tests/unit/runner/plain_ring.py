@@ -9,14 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.runner.domain.cache_room import CacheCost, CacheRoom
-from services.runner.domain.schedule import (
-    Command,
-    Decode,
-    Prefill,
-    Schedule,
-    Sequence,
-    Step,
-)
+from services.runner.domain.schedule import Schedule
+from services.runner.domain.steps import Command, Decode, Prefill, Sequence, Step
 
 VOCABULARY = 5
 

@@ -11,7 +11,8 @@ from services.runner.child_protocol import Event, Finished, Run, Tokens
 from services.runner.domain import schedule as schedules
 from services.runner.domain.cache_room import CacheCost, CacheRoom
 from services.runner.domain.request import Sampling, Stop
-from services.runner.domain.schedule import Decode, Prefill, Schedule, Step
+from services.runner.domain.schedule import Schedule
+from services.runner.domain.steps import Decode, Prefill, Step
 from services.runner.engine.head import Head
 from services.runner.engine.line import Alone
 from services.runner.engine.loader import load_stage

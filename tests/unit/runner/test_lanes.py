@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models import cache as caches
 
 from services.runner.domain.cache_room import CacheCost
-from services.runner.domain.schedule import Command
+from services.runner.domain.steps import Command
 from services.runner.engine.lanes import (
     Caches,
     CachesNotQuantizable,

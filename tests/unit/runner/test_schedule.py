@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.runner.domain import cache_room, prefixes, schedule
 from services.runner.domain.cache_room import CacheCost
-from services.runner.domain.schedule import Command, Decode, Prefill, Sequence
+from services.runner.domain.steps import Command, Decode, Prefill, Sequence
 from tests.unit.runner.plain_ring import VOCABULARY, World, alone
 
 MAX_KEPT = 3
