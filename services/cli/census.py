@@ -16,13 +16,16 @@ class Census:
     """What the nodes told.
 
     `instances`: newest first. `holders`: instance id -> nodes that know it. `unreachable`: label
-    of a node that didn't answer -> why; `unreachable_ids`: the ids of these nodes.
+    of a node that didn't answer -> why; `unreachable_ids`: the ids of these nodes. `node_ids`:
+    all that were asked; `gathering`: topology has just started, and may not know of others yet.
     """
 
     instances: list[runner_pb2.Instance]
     holders: dict[str, list[topology_pb2.Node]]
     unreachable: dict[str, ShardringError]
     unreachable_ids: frozenset[str] = frozenset()
+    node_ids: frozenset[str] = frozenset()
+    gathering: bool = False
 
     def find(self, instance_id: str) -> runner_pb2.Instance:
         """Return an instance. Raises INSTANCE_NOT_FOUND saying what there is."""
@@ -42,7 +45,8 @@ class Census:
 
 async def take_census(cluster: Cluster) -> Census:
     """Ask all nodes at once. Raises only when topology cannot be asked which nodes there are."""
-    nodes = (await cluster.topology()).nodes
+    topology = await cluster.topology()
+    nodes = topology.nodes
     names = names_of_nodes(nodes)
 
     async def ask(node: topology_pb2.Node) -> list[runner_pb2.Instance] | ShardringError:
@@ -67,7 +71,9 @@ async def take_census(cluster: Cluster) -> Census:
         for instance in answer:
             holders.setdefault(instance.instance_id, []).append(node)
     silent = frozenset(i for i, answer in answers.items() if isinstance(answer, ShardringError))
-    return Census(merge_views(views), holders, unreachable, silent)
+    return Census(
+        merge_views(views), holders, unreachable, silent, frozenset(answers), topology.gathering
+    )
 
 
 def merge_views(views: Iterable[Sequence[runner_pb2.Instance]]) -> list[runner_pb2.Instance]:

@@ -2,8 +2,9 @@
 test-compose`, which is `pytest tests/compose`."""
 
 import contextlib
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(1200))
         if why:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure what the containers said."""
+    report = yield
+    stack = getattr(item, "funcargs", {}).get("stack")
+    if report.failed and isinstance(stack, Stack):
+        report.sections.append(("containers", stack.words()))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +75,4 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    import shutil
-
     shutil.rmtree(folder, ignore_errors=True)

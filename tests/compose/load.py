@@ -1,4 +1,4 @@
-"""Clients that ask without a pause, and note what they get."""
+"""Clients that ask again and again, and note what they get."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from shardring.runner.v1 import instance_service_pb2, runner_pb2
 MODEL = "shardring/tiny-facts"
 QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."
 # Long enough that one is under way whatever happens.
-LONG_TOKENS = 200
+LONG_TOKENS = 120
 SECONDS = 120.0
 
 
@@ -70,6 +70,7 @@ class Asker:
 
     name: str
     ask: Callable[[], Awaitable[str]]
+    pause_seconds: float = 0.0
     texts: set[str] = field(default_factory=set)
     count: int = 0
     errors: list[Exception] = field(default_factory=list)
@@ -93,6 +94,7 @@ class Asker:
                 if refused_at is not None:
                     gap = time.monotonic() - refused_at
                     self.refused_seconds, refused_at = max(self.refused_seconds, gap), None
+                await asyncio.sleep(self.pause_seconds)
 
     async def more(self, count: int = 2) -> None:
         """Return once it has got so many answers more."""

@@ -67,7 +67,11 @@ def _make_base(base: Path) -> None:
     root = base.with_suffix(".root")
     packages = "python3,python3-venv,ca-certificates"
     try:
-        run("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root)
+        run(
+            # What it mounts is seen by itself alone, and gone with it.
+            *("unshare", "--mount", "--propagation", "private", "debootstrap"),
+            *("--variant=minbase", f"--include={packages}", "bookworm", root),
+        )
         fresh = base.with_suffix(".new")
         run("tar", "-C", root, "--exclude=./var/cache/apt/*", "-cf", fresh, ".")
         fresh.rename(base)

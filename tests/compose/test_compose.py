@@ -212,7 +212,7 @@ async def test_control_services_are_restarted_under_load(
 
     async with contextlib.AsyncExitStack() as ending, running(cluster, api, "rolling") as rolling:
         ending.push_async_callback(remote.close)
-        placing = Asker("place", placed)
+        placing = Asker("place", placed, pause_seconds=0.1)
         async with asking(rolling.grpc, rolling.http, placing):
             await placing.more()
             for service in CONTROL:

@@ -99,7 +99,11 @@ class Follower:
             return
         self._is_lost = False
         before = {key: entry.worker for key, entry in self._entries.items()}
-        now = kept(before, workers_of(census, self._models), census.unreachable_ids)
+        absent = census.unreachable_ids
+        if census.gathering:
+            # Nodes that it has not heard of yet have not gone.
+            absent |= {w.head_node_id for w in before.values()} - census.node_ids
+        now = kept(before, workers_of(census, self._models), absent)
         for key in before.keys() - now.keys():
             entry = self._entries.pop(key)
             if entry.answers:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -128,6 +129,10 @@ async def test_it_follows_what_comes_and_goes(world: World) -> None:
         world.census = LOST
         assert await world.ear.next() == "lost: Cannot reach topology."
         world.census = census(silent=("head",))
+        await world.looked_twice()
+        assert world.smg.workers
+        # Nor does a topology that has just started and not heard of the head yet.
+        world.census = dataclasses.replace(census(), gathering=True)
         await world.looked_twice()
         assert world.smg.workers
         world.census = census()
