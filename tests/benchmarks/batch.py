@@ -40,7 +40,7 @@ async def measure_batch(folder: Path, hub: Path) -> Report:
 async def measure_lanes(folder: Path, hub: Path) -> Report:
     """Compare two ranks with the best that one mlx-lm process on one core gets out of any batch.
 
-    Two cores can at best be twice one.
+    The ranks hold half of the layers, then half of each layer. Two cores can at best be twice one.
     """
     if not hasattr(os, "sched_setaffinity"):
         return Report([table("lanes: needs a system that pins processes to cores", "")])
@@ -50,28 +50,41 @@ async def measure_lanes(folder: Path, hub: Path) -> Report:
     for size, run in tried.items():
         shown.add_row(str(size), f"{run.tokens_per_second:.1f}")
     best = max(tried, key=lambda size: tried[size].tokens_per_second)
-    seen: list[list[float]] = [[], []]
+    report = Report([shown])
+    ratios = []
     async with cluster(folder, hub, "ada", "bob") as lab:
-        instance = await lab.start(LLAMA, 2)
-        watching = asyncio.create_task(instance.busy_fractions(seen))
-        try:
-            compared = await _compare(
-                f"{_STREAMS} streams on two ranks, {LLAMA}; mlx-lm on one core, {best} at a time",
-                instance,
-                hub,
-                best,
-                core,
+        for name, is_tensor in (("pipeline", False), ("tensor", True)):
+            instance = await lab.start(LLAMA, 2, tensor=is_tensor)
+            title = (
+                f"{_STREAMS} streams on two ranks ({name}), {LLAMA}; mlx-lm on one core, "
+                f"{best} at a time"
             )
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
-    report = compared.report("lanes", LANES_BAR)
-    report.tables.insert(0, shown)
+            found, ratio = await _two_ranks(title, f"lanes.{name}", instance, hub, best, core)
+            await instance.stop()
+            report.tables.extend(found.tables)
+            report.figures.extend(found.figures)
+            ratios.append(ratio)
+    report.figures.append(Figure("lanes.ratio", max(ratios), "of the two", LANES_BAR))
+    return report
+
+
+async def _two_ranks(
+    title: str, name: str, instance: Instance, hub: Path, batch_size: int, core: int
+) -> tuple[Report, float]:
+    """Compare, and note what part of the time each rank computes; return the ratio beside."""
+    seen: list[list[float]] = [[], []]
+    watching = asyncio.create_task(instance.busy_fractions(seen))
+    try:
+        compared = await _compare(title, instance, hub, batch_size, core)
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+    report = compared.report(name)
     for rank, shares in enumerate(seen):
         busy = statistics.median(shares) * 100
-        report.figures.append(Figure(f"lanes.stage{rank}.busy", busy, "% of the time"))
-    return report
+        report.figures.append(Figure(f"{name}.rank{rank}.busy", busy, "% of the time"))
+    return report, next(f.value for f in report.figures if f.name == f"{name}.ratio")
 
 
 async def _compare(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.lab import Lab
+from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import instance_service_pb2
 from tests.benchmarks.generate import generate_all
@@ -67,14 +68,18 @@ class Cluster:
     lab: Lab
     client: Client
 
-    async def start(self, model_id: str, node_count: int) -> Instance:
-        """Place a model on `node_count` nodes, start it and wait until it is READY."""
+    async def start(self, model_id: str, node_count: int, *, tensor: bool = False) -> Instance:
+        """Place a model on `node_count` nodes, start it and wait until it is READY.
+
+        `tensor`: each node holds a part of every layer.
+        """
         instance_id = model_id.partition("/")[2]
         began = time.perf_counter()
         placement = await self.client.place(
             model_id=model_id,
             request_id=instance_id,
             min_node_count=node_count,
+            sharding=common_pb2.SHARDING_TENSOR if tensor else None,
         )
         await self.client.head(placement).ready(instance_id, placement)
         return Instance(self.client, instance_id, placement, time.perf_counter() - began)

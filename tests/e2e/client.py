@@ -86,10 +86,12 @@ class Client:
         return [by_name[name] for name in names]
 
     async def place(self, **fields: object) -> placement_pb2.Placement:
-        """Place; `model_id` and `request_id` have defaults, other fields are the constraints'."""
+        """Place; `model_id`, `request_id` and `sharding` have defaults, other fields are the
+        constraints'."""
         request = placement_service_pb2.PlaceRequest(
             model_id=str(fields.pop("model_id", MODEL)),
             request_id=str(fields.pop("request_id", "e2e")),
+            sharding=fields.pop("sharding", None),  # type: ignore[arg-type]
             constraints=placement_service_pb2.PlacementConstraints(**fields),  # type: ignore[arg-type]
         )
         remote = self.remote("placement")

@@ -2,8 +2,8 @@
 
 Sequences wait, then their prompts are computed chunk by chunk, then they join a lane: a batch
 whose sequences each get one token a step. Several lanes are on their way through the ring at once,
-so that every stage works. Between two chunks of prompts every lane gets a step, and prompts take
-turns, so neither long prompts nor long answers hold up the others.
+so that every stage works. After each chunk's worth of prompts every lane gets a step, and prompts
+take turns, so neither long prompts nor long answers hold up the others.
 
 Everything here is decided on the head. What the other ranks have to know travels with the steps, as
 commands.
@@ -62,8 +62,10 @@ class Schedule:
         self._prefilling: deque[Sequence] = deque()
         self._lanes: dict[int, _Lane] = {}
         self._turns: deque[int] = deque()
-        # Lanes that get a step before the next chunk of a prompt.
+        # Lanes that get a step before any more of a prompt, and the tokens of prompts issued since
+        # lanes were last owed one.
         self._owed: set[int] = set()
+        self._unpaid = 0
         self._on_their_way = 0
         self._commands: Commands = []
         self._next_lane = 0
@@ -330,7 +332,10 @@ class Schedule:
         sequence.computed = end
         if on_grid and end % self._chunk == 0:
             sequence.exact_count = end
-        self._owed = set(self._lanes)
+        # Short prompts go together: a step of lanes that are about to grow is a dear one.
+        self._unpaid += end - start
+        if self._unpaid >= self._chunk:
+            self._owed, self._unpaid = set(self._lanes), 0
         return Prefill(self._flush(), sequence, sequence.tokens[start:end])
 
     def _next_decode(self) -> Decode | None:

@@ -174,7 +174,9 @@ class World:
         self.open: dict[int, tuple[Sequence, list[int]]] = {}
         self.finished: list[Sequence] = []
         self._last_id = 0
-        self._lanes_at_prefill: set[int] = set()
+        # Lanes that were there when a chunk's worth of prompts had gone by.
+        self._owed: set[int] = set()
+        self._prompt_tokens = 0
         self._stepped: set[int] = set()
         # By sequence: others whose turn comes before its next chunk.
         self._before: dict[int, set[tuple[int, int]]] = {}
@@ -252,10 +254,14 @@ class World:
         assert not self.ring.answers
 
     def _check_turns(self, step: Prefill) -> None:
-        """Lanes get a step between two chunks, and prompts take turns."""
-        left_out = self._lanes_at_prefill & set(self.ring.lanes) - self._stepped
-        assert not left_out, "a lane got no step between two chunks"
-        self._lanes_at_prefill, self._stepped = set(self.ring.lanes), set()
+        """Lanes get a step after each chunk's worth of prompts, and prompts take turns."""
+        left_out = self._owed & set(self.ring.lanes) - self._stepped
+        assert not left_out, "a lane got no step after a chunk's worth of prompts"
+        self._owed.clear()
+        self._prompt_tokens += len(step.tokens)
+        if self._prompt_tokens >= self.chunk:
+            self._owed, self._stepped = set(self.ring.lanes), set()
+            self._prompt_tokens = 0
         me = (step.sequence.sequence_id, step.sequence.attempt)
         waiting = {
             (s.sequence_id, s.attempt)
