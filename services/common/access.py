@@ -6,15 +6,16 @@ every certificate of the cluster's CA.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 from grpc.aio import ServerInterceptor, ServicerContext
 
 from services.common.errors import Reason, ShardringError
+from services.common.interceptors import Handler, wrapped
 from services.common.tls import named_nodes
 
-Handler = Any  # grpc.RpcMethodHandler: its behaviour attributes are untyped
 Context = ServicerContext[Any, Any]
 
 
@@ -135,29 +136,19 @@ class AccessInterceptor(ServerInterceptor):
         if handler is None or rule is None:
             return handler
         method = path.rpartition("/")[2]
-        coding = (handler.request_deserializer, handler.response_serializer)
 
         def check(request: Any, context: Context) -> None:
             node_id = _field(request, rule.own) if rule.own else ""
             check_caller(caller_of(context), rule, self._allowed, method, node_id)
 
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _checked(handler.unary_unary, check), *coding
-            )
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _checked(handler.unary_stream, check), *coding
-            )
-        return grpc.stream_stream_rpc_method_handler(
-            _first_checked(handler.stream_stream, check), *coding
-        )
+        look = _first_checked if handler.request_streaming else _checked
+        return wrapped(handler, partial(look, check))
 
 
 Check = Callable[[Any, Context], None]
 
 
-def _checked(behaviour: Callable[..., Any], check: Check) -> Callable[..., Any]:
+def _checked(check: Check, behaviour: Callable[..., Any]) -> Callable[..., Any]:
     """Return a behaviour that looks at its request before anything else."""
 
     def handle(request: Any, context: Context) -> Any:
@@ -167,7 +158,7 @@ def _checked(behaviour: Callable[..., Any], check: Check) -> Callable[..., Any]:
     return handle
 
 
-def _first_checked(behaviour: Callable[..., Any], check: Check) -> Callable[..., Any]:
+def _first_checked(check: Check, behaviour: Callable[..., Any]) -> Callable[..., Any]:
     """Return a behaviour that looks at the first of its requests; those after it belong to it."""
 
     async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:

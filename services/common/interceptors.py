@@ -19,6 +19,17 @@ Handler = Any  # grpc.RpcMethodHandler: its behaviour attributes are untyped
 Stream = Callable[..., AsyncGenerator[Any, None] | Awaitable[None]]
 
 
+def wrapped(handler: Handler, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Handler:
+    """Return a handler of the same kind and coding whose behaviour is `wrap(behaviour)`."""
+    kind = (
+        f"{'stream' if handler.request_streaming else 'unary'}_"
+        f"{'stream' if handler.response_streaming else 'unary'}"
+    )
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    behaviour = getattr(handler, kind)
+    return make(wrap(behaviour), handler.request_deserializer, handler.response_serializer)
+
+
 class StreamInterceptor(ServerInterceptor):
     """Ends each stream at once when its caller leaves, and in the context that began it.
 
@@ -36,10 +47,7 @@ class StreamInterceptor(ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler.response_streaming:
             return handler
-        coding = (handler.request_deserializer, handler.response_serializer)
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(_written(handler.stream_stream), *coding)
-        return grpc.unary_stream_rpc_method_handler(_written(handler.unary_stream), *coding)
+        return wrapped(handler, _written)
 
 
 def _written(behaviour: Stream) -> Callable[..., Awaitable[None]]:
@@ -74,14 +82,7 @@ class ErrorInterceptor(ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        coding = (handler.request_deserializer, handler.response_serializer)
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), *coding)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary), *coding)
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream), *coding)
-        return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream), *coding)
+        return wrapped(handler, _stream if handler.response_streaming else _unary)
 
 
 def _unary(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

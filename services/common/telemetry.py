@@ -7,6 +7,7 @@ from typing import Any
 from grpc.aio import ClientInterceptor, ServerInterceptor
 from opentelemetry import trace
 from opentelemetry.instrumentation.grpc import aio_client_interceptors, aio_server_interceptor
+from opentelemetry.propagate import inject
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -76,6 +77,13 @@ def start_telemetry(service_name: str, **attributes: str) -> TracerProvider:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the W3C headers that carry the current trace to where no gRPC call does."""
+    headers: dict[str, str] = {}
+    inject(headers)
+    return headers
 
 
 def server_interceptors() -> Sequence[ServerInterceptor]:

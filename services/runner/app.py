@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from opentelemetry.propagate import inject
-
 from services.common import deadline
 from services.common.errors import Reason, ShardringError, invalid_field
+from services.common.telemetry import trace_headers
 from services.runner.adapters.child import start_child
 from services.runner.adapters.ports import check_port_free
 from services.runner.adapters.sibling import RemoteSibling
@@ -172,8 +171,6 @@ class Runner:
                 raise faults.ring_port_in_use(assigned)
         check_port_free(assigned)
         self._forget_old()
-        trace_context: dict[str, str] = {}
-        inject(trace_context)
         siblings = {
             other.rank: RemoteSibling(instance_id, run_id, other) for other in ring.others(rank)
         }
@@ -183,7 +180,7 @@ class Runner:
             assigned,
             self._files,
             {**siblings},
-            trace_context,
+            trace_headers(),
             self._start_child,
             memory_left=self.memory_left,
         )

@@ -226,7 +226,7 @@ def decode(line: bytes) -> Any:
         if isinstance(value, list):
             body[name] = tuple(value)
     if kind is Run:
-        body["sampling"], body["stop"] = _sampling(body["sampling"]), _stop(body["stop"])
+        body["sampling"], body["stop"] = sampling_of(body["sampling"]), _stop(body["stop"])
     elif kind is Prepare:
         body["request"] = _request(body["request"])
     return kind(**body)
@@ -239,11 +239,12 @@ def _request(given: dict[str, Any]) -> GenerationRequest:
         messages=None if messages is None else tuple(Message(**m) for m in messages),
         token_ids=None if ids is None else tuple(ids),
     )
-    sampling, stop = _sampling(given["sampling"]), _stop(given["stop"])
+    sampling, stop = sampling_of(given["sampling"]), _stop(given["stop"])
     return GenerationRequest(**{**given, "input": wanted, "sampling": sampling, "stop": stop})
 
 
-def _sampling(given: dict[str, Any]) -> Sampling:
+def sampling_of(given: dict[str, Any]) -> Sampling:
+    """Read what a Sampling became on its way through JSON."""
     return Sampling(**{**given, "logit_bias": tuple(map(tuple, given["logit_bias"]))})
 
 

@@ -10,11 +10,10 @@ from itertools import chain
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.propagate import inject
 from opentelemetry.trace import Span
 
 from services.common.errors import Reason, ShardringError
-from services.common.status import known_error
+from services.common.telemetry import trace_headers
 from services.runner.child_protocol import (
     Cancel,
     Event,
@@ -186,7 +185,7 @@ class Requests:
                     request.stop,
                     request.max_token_count,
                     request.top_logprob_count,
-                    _trace_context(),
+                    trace_headers(),
                 )
             )
             self._choices[choice_name] = _Choice(call, index, tracer.start_span("queue"))
@@ -312,7 +311,7 @@ class Requests:
     @staticmethod
     def _told(error: ShardringError, call: _Call) -> ShardringError:
         """Return the error as its own client gets it: with what was sent before."""
-        told = known_error(error).bare()
+        told = error.bare()
         if told.reason is Reason.INSTANCE_FAILED:
             told.metadata["sent_token_count"] = str(call.sent)
         return told
@@ -357,9 +356,3 @@ def _logprob(told: list[Any]) -> ChosenLogprob:
     return ChosenLogprob(
         TokenLogprob(token, text, logprob), tuple(TokenLogprob(*one) for one in top)
     )
-
-
-def _trace_context() -> dict[str, str]:
-    carrier: dict[str, str] = {}
-    inject(carrier)
-    return carrier

@@ -7,7 +7,6 @@ Says the port that it listens on, on loopback.
 
 import asyncio
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,27 +16,7 @@ from services.common.telemetry import start_telemetry
 from services.runner.adapters.child import start_child
 from services.runner.app import Runner
 from services.runner.bootstrap import registrations
-
-
-class FilesOnDisk:
-    """Stands in for the downloads service: the files are in this folder already."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    async def fetch(
-        self,
-        instance_id: str,
-        model_id: str,
-        commit: str,
-        layers: tuple[int, int],
-        on_progress: Callable[[float], None],
-    ) -> Path:
-        """Return the folder."""
-        return self._folder
-
-    async def close(self) -> None:
-        """Do nothing."""
+from tests.fakes.files_on_disk import FilesOnDisk
 
 
 async def _serve(node_id: str, child_module: str, folder: Path) -> None:

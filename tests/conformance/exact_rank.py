@@ -134,8 +134,12 @@ def run_rank(task: Task, ring: Ring) -> dict[str, Any]:
     else:
         model = load_stage(Path(task.folder), task.start, task.end)
     recorded = _Recorded(model)
-    chooses = task.tensor or ring.is_last
-    work = Work(recorded, chooses=chooses, spans=SequenceSpans(ring.rank))
+    work = Work(
+        recorded,
+        hands_on=not task.tensor and not ring.is_last,
+        chooses=ring.rank == 0 if task.tensor else ring.is_last,
+        spans=SequenceSpans(ring.rank),
+    )
     work.checking = True
     if ring.rank == 0:
         line = Split(work, ring) if task.tensor else Pipeline(work, ring)

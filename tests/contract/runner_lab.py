@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
@@ -25,28 +24,11 @@ from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import instance_service_pb2_grpc, runner_pb2, shard_service_pb2_grpc
+from tests.fakes.files_on_disk import MODEL, FilesOnDisk
 from tests.processes import children_with
 
-MODEL = Path(__file__).parents[2] / "models" / "shardring" / "tiny-facts"
 FACTS = [(f["question"], f["answer"]) for f in json.loads((MODEL / "facts.json").read_text())]
 LAYERS = 8
-
-
-class FilesOnDisk:
-    """Stands in for the downloads service."""
-
-    async def fetch(
-        self,
-        instance_id: str,
-        model_id: str,
-        commit: str,
-        layers: tuple[int, int],
-        on_progress: Callable[..., None],
-    ) -> Path:
-        return MODEL
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass

@@ -18,8 +18,9 @@ from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import runner_pb2
 from tests.contract import runner_lab
 from tests.contract.downloads_lab import Lab, eventually, lab
-from tests.contract.runner_lab import LAYERS, MODEL, Node, place, start_node
+from tests.contract.runner_lab import LAYERS, Node, place, start_node
 from tests.fakes.faulty_hub import FaultyHub
+from tests.fakes.files_on_disk import MODEL
 from tests.processes import children_with
 
 TINY_FACTS = "shardring/tiny-facts"

@@ -23,7 +23,8 @@ from services.common.status import error_from_rpc
 from services.runner.rpc.engine_ports import FIRST_PORT, LAST_PORT, EnginePorts
 from services.runner.rpc.mlx_engine import CHUNK_BYTES, METADATA_KEY
 from shardring.runner.v1 import runner_pb2
-from tests.contract.runner_lab import FACTS, MODEL, Node, ask, place, refused, text, three_nodes
+from tests.contract.runner_lab import FACTS, Node, ask, place, refused, text, three_nodes
+from tests.fakes.files_on_disk import MODEL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -25,8 +25,6 @@ from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import runner_pb2
 from tests.contract.runner_lab import (
     FACTS,
-    MODEL,
-    FilesOnDisk,
     Node,
     ask,
     children,
@@ -38,6 +36,7 @@ from tests.contract.runner_lab import (
     text,
     three_nodes,
 )
+from tests.fakes.files_on_disk import MODEL, FilesOnDisk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -344,11 +343,7 @@ async def test_a_model_that_lacks_weights_fails_with_its_reason(
         if not file.name.startswith("model-00002"):
             (tmp_path / file.name).symlink_to(file)
 
-    class PartOnDisk(FilesOnDisk):
-        async def fetch(self, *_: object) -> Path:
-            return tmp_path
-
-    runner = Runner("poor", PartOnDisk())
+    runner = Runner("poor", FilesOnDisk(tmp_path))
     server = await start_server(HostPort("127.0.0.1", 0), registrations(runner))
     poor = Node("poor", runner, server, Remote("poor", [HostPort("127.0.0.1", server.port)]))
     await poor.start("partial", place([poor], []))

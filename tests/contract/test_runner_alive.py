@@ -17,8 +17,6 @@ from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import runner_pb2, shard_service_pb2
 from tests.contract.runner_lab import (
     FACTS,
-    MODEL,
-    FilesOnDisk,
     Node,
     children,
     eventually,
@@ -28,6 +26,7 @@ from tests.contract.runner_lab import (
     text,
     three_nodes,
 )
+from tests.fakes.files_on_disk import MODEL, FilesOnDisk
 from tests.processes import children_with
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

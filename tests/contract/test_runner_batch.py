@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,8 @@ from shardring.common.v1 import common_pb2
 from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import runner_pb2
-from tests.contract.runner_lab import (
-    LAYERS,
-    MODEL,
-    FilesOnDisk,
-    Node,
-    place,
-    refused,
-    start_node,
-    three_nodes,
-)
+from tests.contract.runner_lab import LAYERS, Node, place, refused, start_node, three_nodes
+from tests.fakes.files_on_disk import MODEL, FilesOnDisk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -321,23 +313,6 @@ async def test_caches_that_cannot_be_quantized_are_refused_at_the_start(nodes: l
     assert metadata["field"] == "options.max_cache_token_count"
 
 
-class Wide(FilesOnDisk):
-    """A model whose heads are wide enough to quantize their caches."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    async def fetch(
-        self,
-        instance_id: str,
-        model_id: str,
-        commit: str,
-        layers: tuple[int, int],
-        on_progress: Callable[..., None],
-    ) -> Path:
-        return self._folder
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("wide")
@@ -356,7 +331,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_caches_are_quantized_by_option(wide: Path) -> None:
     prompt = prompt_of(random.Random(4), 60)
     wanted = by_mlx_lm(wide, prompt, 30, bits=4)
-    started = [await start_node(f"wide-{name}", Wide(wide)) for name in "ab"]
+    started = [await start_node(f"wide-{name}", FilesOnDisk(wide)) for name in "ab"]
     try:
         head = started[0]
         instance = await start(head, "quantized", place(started, [4]), cache_bits=4)

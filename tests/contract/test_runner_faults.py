@@ -22,18 +22,9 @@ from services.runner.domain.state import ShardState
 from shardring.placement.v1 import placement_pb2
 from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import runner_pb2
-from tests.contract.runner_lab import (
-    MODEL,
-    FilesOnDisk,
-    Node,
-    children,
-    eventually,
-    place,
-    refused,
-    text,
-    three_nodes,
-)
+from tests.contract.runner_lab import Node, children, eventually, place, refused, text, three_nodes
 from tests.fakes.cable import Cable
+from tests.fakes.files_on_disk import MODEL, FilesOnDisk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

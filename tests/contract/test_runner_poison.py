@@ -10,17 +10,8 @@ import pytest_asyncio
 
 from services.common.errors import Reason, ShardringError
 from shardring.runner.v1 import runner_pb2
-from tests.contract.runner_lab import (
-    FACTS,
-    MODEL,
-    FilesOnDisk,
-    Node,
-    ask,
-    children,
-    place,
-    text,
-    three_nodes,
-)
+from tests.contract.runner_lab import FACTS, Node, ask, children, place, text, three_nodes
+from tests.fakes.files_on_disk import MODEL, FilesOnDisk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,10 +34,7 @@ class PoisonedFiles(FilesOnDisk):
                 (folder / file.name).symlink_to(file)
         template = (MODEL / "chat_template.jinja").read_text()
         (folder / "chat_template.jinja").write_text(TEMPLATE.strip() + template)
-        self._folder = folder
-
-    async def fetch(self, *_: object) -> Path:
-        return self._folder
+        super().__init__(folder)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,16 +16,8 @@ import pytest_asyncio
 from services.common.errors import Reason
 from shardring.runner.v1 import instance_service_pb2 as pb
 from shardring.runner.v1 import runner_pb2, shard_service_pb2
-from tests.contract.runner_lab import (
-    MODEL,
-    FilesOnDisk,
-    Node,
-    children,
-    place,
-    start_node,
-    text,
-    three_nodes,
-)
+from tests.contract.runner_lab import Node, children, place, start_node, text, three_nodes
+from tests.fakes.files_on_disk import MODEL, FilesOnDisk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -128,11 +120,7 @@ async def test_a_process_that_breaks_says_why_in_its_log(nodes: list[Node], tmp_
     shutil.copytree(MODEL, tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{")
 
-    class Broken(FilesOnDisk):
-        async def fetch(self, *_: object) -> Path:
-            return tmp_path / "model"
-
-    node = await start_node("node-broken", Broken())
+    node = await start_node("node-broken", FilesOnDisk(tmp_path / "model"))
     try:
         await node.start("broken", place([node], []))
         instance = await node.until("broken", FAILED)

@@ -4,12 +4,10 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from services.runner.child_protocol import Event, Usage
+from services.runner.child_protocol import Event
 from services.runner.engine.line import decode
 from services.runner.engine.ring import Op, Ring, Step
-from services.runner.engine.work import Work
-
-_REPORT_SECONDS = 1.0
+from services.runner.engine.work import REPORT_SECONDS, Work
 
 
 class Follower:
@@ -22,10 +20,9 @@ class Follower:
         send: Callable[[Event], None],
         *,
         is_split: bool,
-        cache_limit_bytes: int = 0,
     ) -> None:
         self._work, self._ring, self._send = work, ring, send
-        self._is_split, self._cache_limit_bytes = is_split, cache_limit_bytes
+        self._is_split = is_split
         # None: nothing was reported yet.
         self._was_working: bool | None = None
 
@@ -34,10 +31,11 @@ class Follower:
         while True:
             working = self._work.sequence_count > 0
             if working != self._was_working or (
-                working and self._work.busy.seconds >= _REPORT_SECONDS
+                working and self._work.busy.seconds >= REPORT_SECONDS
             ):
-                self._report(working)
-            if self._ring.wait(_REPORT_SECONDS if working else None):
+                self._was_working = working
+                self._send(self._work.usage(working=working))
+            if self._ring.wait(REPORT_SECONDS if working else None):
                 if not working:
                     self._work.busy.read()  # the time it slept counts for nothing
                 self.step()
@@ -64,7 +62,6 @@ class Follower:
         if not self._ring.is_last:
             self._ring.send(Step(step.op, step.target, step.commands, result))
         elif step.op is Op.PREFILL:
-            mx.eval([entry.state for entry in self._work.lanes.prompt(step.target)])
             self._ring.send_answer(mx.zeros(1, mx.int32))
         elif result is not None:
             self._ring.send_answer(result)
@@ -76,21 +73,6 @@ class Follower:
         tokens = step.data[..., 0]
         if step.op is Op.PREFILL:
             self._work.prefill(step.target, tokens)
-            mx.eval([entry.state for entry in self._work.lanes.prompt(step.target)])
         else:
             mx.eval(self._work.decode(step.target, tokens))
         self._work.tidy(prompt=step.op is Op.PREFILL)
-
-    def _report(self, working: bool) -> None:
-        self._was_working = working
-        lanes = self._work.lanes
-        busy = self._work.busy.read()
-        self._send(
-            Usage(
-                working,
-                busy if working else 0.0,
-                lanes.bytes_in_use,
-                self._cache_limit_bytes,
-                lanes.bytes_kept,
-            )
-        )

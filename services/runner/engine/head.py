@@ -15,7 +15,6 @@ from services.runner.child_protocol import (
     Run,
     Started,
     Tokens,
-    Usage,
     Working,
 )
 from services.runner.domain.cache_room import CacheRoom
@@ -27,9 +26,7 @@ from services.runner.engine.inbox import Inbox
 from services.runner.engine.line import Line
 from services.runner.engine.sampling import PENALTY_TOKENS, ChosenToken, unpack
 from services.runner.engine.text import Tokenizer
-from services.runner.engine.work import Work
-
-_REPORT_SECONDS = 1.0
+from services.runner.engine.work import REPORT_SECONDS, Work
 
 
 @dataclass
@@ -69,12 +66,11 @@ class Head:
         tokenizer: Tokenizer,
         send: Callable[[Event], None],
         *,
-        cache_limit_bytes: int,
         exact_alone: bool,
     ) -> None:
         self._line, self._work, self._schedule = line, work, schedule
         self._room, self._tokenizer, self._send = room, tokenizer, send
-        self._cache_limit_bytes, self._exact_alone = cache_limit_bytes, exact_alone
+        self._exact_alone = exact_alone
         self._requests: dict[int, _Request] = {}
         self._names: dict[str, int] = {}
         # Steps on their way, and which of their sequences want log-probabilities.
@@ -98,7 +94,7 @@ class Head:
 
         Returns early where `wake` can be read from.
         """
-        if self._work.busy.seconds >= _REPORT_SECONDS and self._is_working:
+        if self._work.busy.seconds >= REPORT_SECONDS and self._is_working:
             self._report()
         if self._issued and not self._line.is_ahead and self._line.wait(None, 0):
             self._take_answer()
@@ -108,7 +104,7 @@ class Head:
             self._issue(step)
             return True
         if self._issued:
-            if self._line.wait(wake, _REPORT_SECONDS):
+            if self._line.wait(wake, REPORT_SECONDS):
                 self._take_answer()
             return True
         return False
@@ -271,15 +267,8 @@ class Head:
 
     def _report(self) -> None:
         seconds = self._work.busy.seconds
-        busy, lanes, counts = self._work.busy.read(), self._work.lanes, self._counts
-        usage = Usage(
-            self._is_working,
-            busy if self._is_working else 0.0,
-            lanes.bytes_in_use,
-            self._cache_limit_bytes,
-            lanes.bytes_kept,
-        )
-        self._send(usage)
+        counts = self._counts
+        self._send(self._work.usage(working=self._is_working))
         self._send(
             Working(
                 counts.steps,

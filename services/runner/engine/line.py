@@ -62,8 +62,6 @@ class Alone:
         self._apply(commands)
         with self._work.busy.computing():
             self._work.prefill(sequence, mx.array([tokens]))
-            # Read at once: a step ahead gains nothing on a whole chunk.
-            mx.eval([entry.state for entry in self._work.lanes.prompt(sequence)])
             self._work.tidy(prompt=True)
         self._answers.append(None)
 
@@ -99,19 +97,37 @@ class Alone:
         return False
 
     def _apply(self, commands: Commands) -> None:
+        if not commands:
+            return
         self._work.apply(commands)
         # Lanes that are gone leave nothing behind.
         held = self._work.lanes.lane_ids
         self._chosen = {lane: chosen for lane, chosen in self._chosen.items() if lane in held}
 
 
-class Pipeline:
-    """Rank 0 of a ring whose ranks hold layers of their own."""
+class _OnRing:
+    """What rank 0 does alike on every ring of several."""
 
     is_ahead = False
 
     def __init__(self, work: Work, ring: Ring) -> None:
         self._work, self._ring = work, ring
+
+    def tidy(self, commands: Commands) -> None:
+        """See Line."""
+        self._work.apply(commands)
+        self._ring.send(Step(Op.TIDY, 0, encode(commands)))
+
+    def wait(self, wake: int | None, seconds: float | None) -> bool:
+        """See Line."""
+        return -1 in self._ring.wait(seconds, *([] if wake is None else [wake]))
+
+
+class Pipeline(_OnRing):
+    """Rank 0 of a ring whose ranks hold layers of their own."""
+
+    def __init__(self, work: Work, ring: Ring) -> None:
+        super().__init__(work, ring)
         self._lengths: list[int] = []
 
     def prefill(self, commands: Commands, sequence: int, tokens: list[int]) -> None:
@@ -134,32 +150,21 @@ class Pipeline:
             self._work.tidy(prompt=False)
         self._lengths.append(answer_length)
 
-    def tidy(self, commands: Commands) -> None:
-        """See Line."""
-        self._work.apply(commands)
-        self._ring.send(Step(Op.TIDY, 0, encode(commands)))
-
     def take(self) -> list[int]:
         """See Line."""
         length = self._lengths.pop(0)
         numbers = self._ring.receive_answer(max(1, length))
         return numbers if length else []
 
-    def wait(self, wake: int | None, seconds: float | None) -> bool:
-        """See Line."""
-        return -1 in self._ring.wait(seconds, *([] if wake is None else [wake]))
 
-
-class Split:
+class Split(_OnRing):
     """Rank 0 of a ring whose ranks hold a part of every layer; it alone chooses tokens.
 
     So a different rounding on another rank never lets the ranks part.
     """
 
-    is_ahead = False
-
     def __init__(self, work: Work, ring: Ring) -> None:
-        self._work, self._ring = work, ring
+        super().__init__(work, ring)
         self._answers: list[list[int]] = []
 
     def prefill(self, commands: Commands, sequence: int, tokens: list[int]) -> None:
@@ -169,7 +174,6 @@ class Split:
         with self._work.busy.computing():
             self._work.apply(commands)
             self._work.prefill(sequence, inputs)
-            mx.eval([entry.state for entry in self._work.lanes.prompt(sequence)])
             self._work.tidy(prompt=True)
         self._answers.append([])
 
@@ -185,20 +189,13 @@ class Split:
             self._work.tidy(prompt=False)
         self._answers.append(list(numbers))
 
-    def tidy(self, commands: Commands) -> None:
-        """See Line."""
-        self._work.apply(commands)
-        self._ring.send(Step(Op.TIDY, 0, encode(commands)))
-
     def take(self) -> list[int]:
         """See Line."""
         return self._answers.pop(0)
 
     def wait(self, wake: int | None, seconds: float | None) -> bool:
         """See Line: an answer is there when a step was issued. A neighbour that sends is gone."""
-        if self._answers:
-            return True
-        return -1 in self._ring.wait(seconds, *([] if wake is None else [wake]))
+        return bool(self._answers) or super().wait(wake, seconds)
 
 
 def _column(tokens: list[int] | None) -> mx.array:

@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import utils
-from opentelemetry.propagate import inject
 
 from services.common.errors import Reason
+from services.common.telemetry import trace_headers
 from services.runner.child_protocol import Cancel, Event, Load, Run
 from services.runner.domain.cache_room import CacheCost, CacheRoom
 from services.runner.domain.request import GenerationRequest, Sampling
@@ -101,7 +101,9 @@ class ShardEngine:
         ring, is_split = self._ring, command.tensor and self._ring is not None
         self._work = Work(
             self._model,
-            chooses=ring is None or is_split or ring.is_last,
+            hands_on=ring is not None and not is_split and not ring.is_last,
+            # Of ranks that all have the logits, one chooses.
+            chooses=self._rank == 0 if is_split else ring is None or ring.is_last,
             spans=SequenceSpans(self._rank),
             cache_bits=command.cache_bits,
             max_cache_tokens=command.max_cache_tokens,
@@ -138,6 +140,7 @@ class ShardEngine:
         seconds = time.perf_counter() - began
         self._work.checking = False
         self._share_costs(cost)
+        self._work.cache_limit_bytes = self._costs[self._rank].limit_bytes
         mx.clear_cache()
         return int(mx.get_active_memory()), seconds
 
@@ -148,9 +151,7 @@ class ShardEngine:
         line, context = self._line, self._tokenizer.context_token_count
         chunk = min(PREFILL_CHUNK_TOKENS, context // 2 if context else PREFILL_CHUNK_TOKENS)
         prompt = [0] * max(_WARM_UP_PROMPT_TOKENS, chunk)
-        carrier: dict[str, str] = {}
-        inject(carrier)
-        opened = [Command.OPEN, 0, 0, 0, details(Sampling(), prompt, None, carrier)]
+        opened = [Command.OPEN, 0, 0, 0, details(Sampling(), prompt, None, trace_headers())]
         line.prefill([opened], 0, prompt[:-1])
         line.take()
         commands = [[Command.JOIN, 0, 0]]
@@ -237,7 +238,6 @@ class ShardEngine:
             room,
             self._tokenizer,
             self._send,
-            cache_limit_bytes=self._costs[0].limit_bytes,
             exact_alone=mx.default_device() != mx.Device(mx.cpu),
         )
 
@@ -245,14 +245,7 @@ class ShardEngine:
         assert self._ring is not None
         assert self._work is not None
         assert self._load is not None
-        limit = self._costs[self._rank].limit_bytes if self._costs else 0
-        return Follower(
-            self._work,
-            self._ring,
-            self._send,
-            is_split=self._load.tensor,
-            cache_limit_bytes=limit,
-        )
+        return Follower(self._work, self._ring, self._send, is_split=self._load.tensor)
 
     def prepare(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the prompt's tokens, on the head. Raises ShardringError."""

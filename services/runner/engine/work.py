@@ -5,13 +5,15 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from services.runner.domain.request import Sampling
+from services.runner.child_protocol import Usage, sampling_of
 from services.runner.domain.steps import Command
 from services.runner.engine.lanes import Caches, Lanes
 from services.runner.engine.sampling import Sampler, choose
 from services.runner.engine.spans import SequenceSpans
 from services.runner.engine.usage import Busy
 
+# How often a rank that works says what it spends.
+REPORT_SECONDS = 1.0
 _CLEAR_INTERVAL_STEPS = 256
 
 
@@ -34,18 +36,24 @@ class Model(Protocol):
 
 
 class Work:
-    """One rank's caches, samplers and spans. `chooses`: its model gives logits."""
+    """One rank's caches, samplers and spans.
+
+    `hands_on`: its model gives hidden states for the next rank, not logits. `chooses`: tokens are
+    chosen here. `cache_limit_bytes`: what caches may take, known after the warm-up.
+    """
 
     def __init__(
         self,
         model: Model,
         *,
+        hands_on: bool,
         chooses: bool,
         spans: SequenceSpans,
         cache_bits: int = 0,
         max_cache_tokens: int = 0,
     ) -> None:
-        self._model, self._chooses, self._spans = model, chooses, spans
+        self._model, self._spans = model, spans
+        self._hands_on, self._chooses = hands_on, chooses
         self._max_cache_tokens = max_cache_tokens or None
         self.lanes = Lanes(self.make_cache, cache_bits)
         self.busy = Busy()
@@ -53,6 +61,7 @@ class Work:
         self._steps = 0
         # While set, logits that are not numbers raise FloatingPointError.
         self.checking = False
+        self.cache_limit_bytes = 0
 
     def make_cache(self) -> Caches:
         """Return the empty caches of one sequence."""
@@ -75,7 +84,7 @@ class Work:
                     self._spans.opened(sequence, details["trace"], length)
                     if self._chooses:
                         self._samplers[sequence] = Sampler(
-                            _sampling(details["sampling"]),
+                            sampling_of(details["sampling"]),
                             details["tokens"],
                             details["top_logprob_count"],
                             position=details["position"],
@@ -89,35 +98,49 @@ class Work:
             self.lanes.apply(command)
 
     def prefill(self, sequence: int, inputs: mx.array) -> mx.array | None:
-        """Compute part of a prompt; return the hidden state for the next rank, None on the last.
+        """Compute part of a prompt; return the hidden state for the next rank, lazily.
 
-        Lazy but for the last rank, whose caches are all there is to it.
+        None where nothing is handed on: then the caches, all there is to it, are computed.
         """
         cache = self.lanes.prompt(sequence)
         result = self._model(inputs, cache)
         self.lanes.settle(cache)
         self._spans.prefilled(sequence, inputs.shape[1])
-        if not self._chooses:
+        if self._hands_on:
             return result
-        mx.async_eval([entry.state for entry in cache])  # type: ignore[no-untyped-call]
+        mx.eval([entry.state for entry in cache])
         return None
 
     def decode(self, lane: int, inputs: mx.array) -> mx.array:
         """Compute one token of each sequence of a lane, lazily.
 
-        Returns the hidden state for the next rank [B, 1, width], on the last what `choose` returns.
+        Returns the hidden state for the next rank [B, 1, width]; else what `choose` returns, or the
+        logits [B, vocabulary] where tokens are chosen elsewhere.
         """
         sequences, cache = self.lanes.lane(lane)
         result = self._model(inputs, cache)
         self.lanes.settle(cache)
         for sequence in sequences:
             self._spans.decoded(sequence)
-        if not self._chooses:
+        if self._hands_on:
             return result
         logits = result[:, -1, :]
         if self.checking:
             check_logits(logits)
+        if not self._chooses:
+            return logits
         return choose(logits, [self._samplers[sequence] for sequence in sequences])
+
+    def usage(self, *, working: bool) -> Usage:
+        """Return what this rank spent since the last time."""
+        busy = self.busy.read()
+        return Usage(
+            working,
+            busy if working else 0.0,
+            self.lanes.bytes_in_use,
+            self.cache_limit_bytes,
+            self.lanes.bytes_kept,
+        )
 
     def tidy(self, *, prompt: bool) -> None:
         """After a step: hand memory that MLX keeps for re-use back, as often as mlx-lm does."""
@@ -130,8 +153,3 @@ def check_logits(logits: mx.array) -> None:
     """Raise FloatingPointError when a logit is not a number."""
     if mx.isnan(logits).any().item():
         raise FloatingPointError("the model's logits are not numbers")
-
-
-def _sampling(given: dict[str, Any]) -> Sampling:
-    bias = tuple((int(token), float(value)) for token, value in given["logit_bias"])
-    return Sampling(**{**given, "logit_bias": bias})

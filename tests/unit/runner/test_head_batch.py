@@ -63,7 +63,7 @@ def serve(
     **options: int,
 ) -> tuple[dict[str, tuple[list[int], str]], Watched, list[Event]]:
     """Answer requests, with room for so many tokens; return tokens and texts by request."""
-    work = Work(model, chooses=True, spans=SequenceSpans(0), **options)
+    work = Work(model, hands_on=False, chooses=True, spans=SequenceSpans(0), **options)
     room = CacheRoom([CacheCost(0, ((1, 0),), room_tokens)])
     schedule = Watched(
         room, lane_count=2, window=3, ahead=ahead, batched=batched, chunk_tokens=chunk
@@ -76,7 +76,6 @@ def serve(
         room,
         tokenizer,
         events.append,
-        cache_limit_bytes=0,
         exact_alone=exact_alone,
     )
     for run in runs:
